@@ -1,0 +1,13 @@
+"""The checks that come with trainer-agent, one file each; reached through the entry-point group `trainer_agent.checks`."""
+
+# name: module:attribute. The order is that of the report.
+CATALOGUE = {
+    "environment": "preflight_checks.environment:environment",
+    "cgroup": "preflight_checks.cgroup:cgroup",
+    "shm": "preflight_checks.shm:shm",
+    "limits": "preflight_checks.limits:limits",
+    "clock": "preflight_checks.clock:clock",
+    "rendezvous-dns": "preflight_checks.rendezvous_dns:rendezvous_dns",
+    "storage": "preflight_checks.storage:storage",
+    "kube-api": "preflight_checks.kube_api:kube_api",
+}

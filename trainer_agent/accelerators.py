@@ -1,0 +1,160 @@
+"""Which accelerators a training process here would see, without importing torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainer_agent.nvml import NvmlDevices, read_nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trainer_agent.host import Host
+
+INTEL_VENDOR, HABANA_VENDOR = "0x8086", "0x1da3"  # PCI vendor numbers
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """
+    The accelerators of one kind that are visible here.
+
+    Args:
+        kind: `nvidia`, `mig`, `amd`, `intel`, `gaudi`, `tpu`, `neuron` or `none`.
+        count: how many a process can use one rank each for.
+        source: how they were counted, in words.
+        problem: why an NVIDIA driver that should answer does not.
+        visible: entries of CUDA_VISIBLE_DEVICES when it lists MIG instances.
+
+    """
+
+    kind: str
+    count: int
+    source: str
+    problem: str = ""
+    visible: tuple[str, ...] = ()
+
+
+def find_accelerators(
+    host: Host, environ: Mapping[str, str], *, nvml: Callable[[], NvmlDevices] = read_nvml
+) -> Accelerators:
+    """Return the first kind of accelerator found here; NVIDIA's driver is asked first."""
+    devices = nvml()
+    nvidia = _nvidia(host, environ, devices)
+    if nvidia.count or nvidia.problem:
+        return nvidia
+    for find in (_gaudi, _neuron, _tpu, _amd, _intel):
+        found = find(host, environ)
+        if found.count:
+            return found
+    return replace(nvidia, kind="none")
+
+
+def _nvidia(host: Host, environ: Mapping[str, str], devices: NvmlDevices) -> Accelerators:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if devices.state == "missing":
+        nodes = [n for n in host.names("/dev") if re.fullmatch(r"nvidia\d+", n)]
+        count = len(parse_cuda_visible(visible, [f"GPU-?{n}" for n in nodes], []))
+        return Accelerators(
+            "nvidia", count, f"{len(nodes)} device nodes /dev/nvidia<N>{_limited(visible)}; NVML is not here"
+        )
+    if devices.state != "ok":
+        return Accelerators("nvidia", 0, "NVML", problem=devices.reason)
+    if devices.mig:
+        entries = parse_cuda_visible(visible, devices.gpus, devices.mig)
+        listed = tuple(e for e in entries if e in devices.mig)
+        source = f"NVML: {len(devices.mig)} MIG instances{_limited(visible)}"
+        return Accelerators("mig", len(listed), source, visible=listed if visible is not None else ())
+    count = len(parse_cuda_visible(visible, devices.gpus, []))
+    return Accelerators("nvidia", count, f"NVML: {len(devices.gpus)} GPUs{_limited(visible)}")
+
+
+def _limited(visible: str | None) -> str:
+    return "" if visible is None else f", CUDA_VISIBLE_DEVICES={visible!r}"
+
+
+def parse_cuda_visible(visible: str | None, gpus: Sequence[str], mig: Sequence[str]) -> list[str]:
+    """
+    Return the devices that CUDA would show for a value of CUDA_VISIBLE_DEVICES, out of `gpus` and `mig` UUIDs.
+
+    As CUDA does: the list ends at the first invalid entry, a repeated index makes it empty, UUIDs match by prefix.
+    """
+    if visible is None:
+        return list(mig or gpus)
+    chosen: list[str] = []
+    for entry in (e.strip() for e in visible.split(",")):
+        device = _one_device(entry, gpus, mig)
+        if device is None:
+            break
+        if device in chosen:
+            return []
+        chosen.append(device)
+    return chosen
+
+
+def _one_device(entry: str, gpus: Sequence[str], mig: Sequence[str]) -> str | None:
+    if re.fullmatch(r"\+?\d+", entry):
+        index = int(entry)
+        return gpus[index] if index < len(gpus) else None
+    if entry.startswith(("GPU-", "MIG-")):
+        matches = [u for u in (*gpus, *mig) if u.startswith(entry)]
+        unknown = bool(gpus) and gpus[0].startswith("GPU-?")  # counted by device nodes: their UUIDs cannot be compared
+        return matches[0] if len(matches) == 1 else entry if unknown else None
+    return None
+
+
+def _gaudi(host: Host, environ: Mapping[str, str]) -> Accelerators:
+    # The accel subsystem also serves NPUs of laptops, so the vendor decides.
+    nodes = [n for n in host.names("/dev/accel") if _vendor(host, f"/sys/class/accel/{n}") == HABANA_VENDOR]
+    modules = [m for m in environ.get("HABANA_VISIBLE_MODULES", "").split(",") if m.strip().isdigit()]
+    count = min(len(nodes), len(modules)) if modules else len(nodes)
+    return Accelerators("gaudi", count, f"{len(nodes)} Gaudi device nodes /dev/accel/accel<N>")
+
+
+def _neuron(host: Host, _environ: Mapping[str, str]) -> Accelerators:
+    nodes = [n for n in host.names("/dev") if re.fullmatch(r"neuron\d+", n)]
+    return Accelerators("neuron", len(nodes), f"{len(nodes)} device nodes /dev/neuron<N>")
+
+
+def _tpu(host: Host, environ: Mapping[str, str]) -> Accelerators:
+    nodes = [n for n in host.names("/dev") if re.fullmatch(r"accel\d+", n)]
+    if any(name.startswith("TPU_") for name in environ):  # a NIC passed through has /dev/vfio/<N> too
+        nodes += [n for n in host.names("/dev/vfio") if n.isdigit()]
+    return Accelerators("tpu", len(nodes), f"{len(nodes)} TPU device nodes /dev/accel<N> or /dev/vfio/<N>")
+
+
+def _vendor(host: Host, device: str) -> str:
+    return (host.read(f"{device}/device/vendor") or "").strip()
+
+
+def _amd(host: Host, environ: Mapping[str, str]) -> Accelerators:
+    count = 0
+    if host.exists("/dev/kfd"):
+        base = "/sys/class/kfd/kfd/topology/nodes"
+        facts = [_properties(host.read(f"{base}/{node}/properties") or "") for node in host.names(base)]
+        minors = {f.get("drm_render_minor", 0) for f in facts if f.get("simd_count", 0) > 0}
+        count = sum(host.exists(f"/dev/dri/renderD{minor}") for minor in minors)
+    source = f"{count} ROCm GPUs with /dev/kfd and /dev/dri/renderD<N>"
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        if name in environ:
+            count = min(count, len([e for e in environ[name].split(",") if e.strip()]))
+            source += f", {name}={environ[name]!r}"
+            if name == "HIP_VISIBLE_DEVICES":
+                break  # torch looks at CUDA_VISIBLE_DEVICES only without it
+    return Accelerators("amd", count, source)
+
+
+def _properties(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in pairs if len(words) == 2 and words[1].isdigit()}
+
+
+def _intel(host: Host, environ: Mapping[str, str]) -> Accelerators:
+    nodes = [n for n in host.names("/dev/dri") if n.startswith("renderD")]
+    nodes = [n for n in nodes if _vendor(host, f"/sys/class/drm/{n}") == INTEL_VENDOR]
+    mask = environ.get("ZE_AFFINITY_MASK")
+    limited = f", ZE_AFFINITY_MASK={mask!r}" if mask else ""
+    count = min(len(nodes), len(mask.split(","))) if mask else len(nodes)
+    return Accelerators("intel", count, f"{len(nodes)} Intel render nodes /dev/dri/renderD<N>{limited}")

@@ -1,0 +1,122 @@
+"""What this container may use: CPU and memory limits from cgroup v1 or v2, and the CPU affinity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_agent.host import Host
+
+# A v1 memory limit of "none" is the largest page-aligned 63-bit number; anything this large means no limit.
+NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    Limits of this container.
+
+    Args:
+        version: 1 or 2, or 0 when no cgroup file system is mounted.
+        cpu_quota: CPUs' worth of time, None without a quota.
+        cpus_allowed: number of CPUs in the affinity mask.
+        memory_limit: bytes, None without a limit.
+        memory_used: bytes, None when unknown.
+        oom_kills: processes of this cgroup killed for memory so far, None when unknown.
+        pids_limit: most processes and threads, None without a limit.
+
+    """
+
+    version: int
+    cpu_quota: float | None
+    cpus_allowed: int
+    memory_limit: int | None
+    memory_used: int | None
+    oom_kills: int | None
+    pids_limit: int | None
+
+    @property
+    def cpus(self) -> float:
+        """CPUs that may really be used: the smaller of quota and affinity."""
+        return min(self.cpu_quota or self.cpus_allowed, self.cpus_allowed)
+
+
+def read_limits(host: Host) -> Limits:
+    """Return the limits of the cgroup this process is in; absent files mean no limit."""
+    groups = _Groups(host)
+    return Limits(
+        version=groups.version,
+        cpu_quota=groups.cpu_quota(),
+        cpus_allowed=len(host.affinity()),
+        memory_limit=groups.smallest("memory", "memory.max" if groups.version == 2 else "memory.limit_in_bytes"),
+        memory_used=groups.number("memory", "memory.current" if groups.version == 2 else "memory.usage_in_bytes"),
+        oom_kills=groups.oom_kills(),
+        pids_limit=groups.smallest("pids", "pids.max"),
+    )
+
+
+class _Groups:
+    """The directories of this process's cgroup, from its own up to the root of the mount."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.version = (
+            2 if host.exists("/sys/fs/cgroup/cgroup.controllers") else 1 if host.exists("/sys/fs/cgroup/memory") else 0
+        )
+        self.paths = dict(_memberships(host.read("/proc/self/cgroup") or ""))
+
+    def directories(self, controller: str) -> Iterator[PurePosixPath]:
+        mount = PurePosixPath("/sys/fs/cgroup") / ("" if self.version == 2 else controller)
+        own = self.paths.get("" if self.version == 2 else controller, "/")
+        # Without a cgroup namespace the path is the host's and does not exist under the container's mount.
+        path = mount / own.lstrip("/")
+        while path != mount:
+            yield path
+            path = path.parent
+        yield mount
+
+    def numbers(self, controller: str, name: str) -> Iterator[int]:
+        for directory in self.directories(controller):
+            text = (self.host.read(directory / name) or "").strip()
+            if text.isdigit() and int(text) < NO_LIMIT:
+                yield int(text)
+
+    def smallest(self, controller: str, name: str) -> int | None:
+        return min(self.numbers(controller, name), default=None)
+
+    def number(self, controller: str, name: str) -> int | None:
+        return next(self.numbers(controller, name), None)
+
+    def cpu_quota(self) -> float | None:
+        quotas = (self._quota(d) for d in self.directories("cpu"))
+        return min((q for q in quotas if q is not None), default=None)
+
+    def _quota(self, directory: PurePosixPath) -> float | None:
+        if self.version == 2:
+            words = (self.host.read(directory / "cpu.max") or "").split()
+        else:
+            words = [(self.host.read(directory / f"cpu.cfs_{n}_us") or "").strip() for n in ("quota", "period")]
+        if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or int(words[1]) == 0:
+            return None
+        return int(words[0]) / int(words[1])
+
+    def oom_kills(self) -> int | None:
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        for directory in self.directories("memory"):
+            for line in (self.host.read(directory / name) or "").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return None
+
+
+def _memberships(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (controller, path) of /proc/self/cgroup; the v2 hierarchy's controller is the empty string."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            yield controller, path

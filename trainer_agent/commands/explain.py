@@ -1,0 +1,137 @@
+"""`explain`: every setting that was read, with its value, origin and effect."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer_agent.cgroup import read_limits
+from trainer_agent.commands.launch import LaunchOptions, decide_nproc, find_torchrun, launch_options
+from trainer_agent.env import Setting, redact, secrets_in
+from trainer_agent.errors import AgentError, Finding
+from trainer_agent.host import Host
+from trainer_agent.launchers import Job, build
+from trainer_agent.topology import Topology, read_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer_agent.nproc import Decision
+
+COLUMNS = ("setting", "value", "origin", "effect")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@launch_options
+@click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    show_envvar=True,
+    help="What goes to standard output.",
+)
+@click.argument("script", nargs=-1, type=click.UNPROCESSED)
+def explain(output: str, script: tuple[str, ...], **settings: Any) -> int:
+    """
+    Print what `launch` would read, decide and run, and where each value comes from.
+
+    \b
+    trainer-agent explain
+    trainer-agent explain --output json -- train.py
+    """
+    data = gather(LaunchOptions(**settings), script or ("train.py",), os.environ, Host())
+    text = json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else render(data)
+    click.echo(redact(text, secrets_in(os.environ)))
+    return int(data["exit_code"])
+
+
+def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> dict[str, Any]:
+    """Return settings, problems and the command that would run; `exit_code` is what `launch` would give up with, or 0."""
+    topology = read_topology(environ, hostname=host.hostname())
+    rows = [*topology.settings, *_limits(host), *_options(environ)]
+    problems = [_problem(f) for f in topology.findings]
+    command, code = "", 30 if topology.errors else 0
+    if not topology.errors:
+        try:
+            decision = decide_nproc(options, topology, environ, host)
+            rows.append(Setting("processes", str(decision.value), "decision", decision.reason))
+            rows.append(_omp(decision, environ))
+            command = _command(options, topology, decision, script=script, environ=environ)
+        except AgentError as error:
+            problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
+            code = int(error.exit_code)
+    settings = [{"setting": s.name, "value": s.value, "origin": s.origin, "effect": s.effect} for s in rows]
+    return {
+        "runtime": topology.runtime,
+        "settings": settings,
+        "problems": problems,
+        "command": command,
+        "exit_code": code,
+    }
+
+
+def _problem(finding: Finding) -> dict[str, str]:
+    return {"code": finding.code, "severity": str(finding.severity), "message": finding.message, "hint": finding.hint}
+
+
+def _limits(host: Host) -> list[Setting]:
+    limits = read_limits(host)
+    quota = "none" if limits.cpu_quota is None else f"{limits.cpu_quota:g}"
+    memory = "none" if limits.memory_limit is None else f"{limits.memory_limit / 2**30:.1f} GiB"
+    where = f"cgroup v{limits.version}" if limits.version else "no cgroup"
+    return [
+        Setting("cpu quota", quota, where, f"{limits.cpus:g} CPUs may be used"),
+        Setting("cpus allowed", str(limits.cpus_allowed), "affinity mask"),
+        Setting("memory limit", memory, where),
+    ]
+
+
+def _options(environ: Mapping[str, str]) -> list[Setting]:
+    return [
+        Setting(n, v, "environment", "an option of trainer-agent")
+        for n, v in sorted(environ.items())
+        if n.startswith("TRAINER_AGENT_")
+    ]
+
+
+def _omp(decision: Decision, environ: Mapping[str, str]) -> Setting:
+    if decision.omp_threads is None:
+        return Setting(
+            "OMP_NUM_THREADS",
+            environ.get("OMP_NUM_THREADS", ""),
+            "environment" if "OMP_NUM_THREADS" in environ else "not set",
+        )
+    return Setting("OMP_NUM_THREADS", str(decision.omp_threads), "decision", "CPUs divided by processes")
+
+
+def _command(
+    options: LaunchOptions,
+    topology: Topology,
+    decision: Decision,
+    *,
+    script: tuple[str, ...],
+    environ: Mapping[str, str],
+) -> str:
+    python = options.python or sys.executable
+    torchrun = find_torchrun(python, environ)
+    job = Job(topology, decision, script, environ, python, torchrun, options.rendezvous_timeout, options.keep_pet_env)
+    return shlex.join(build(job, options.launcher)[1].argv)
+
+
+def render(data: dict[str, Any]) -> str:
+    """Return the settings as an aligned table, then the problems, then the command."""
+    rows = [COLUMNS, *(tuple(row[c] or "-" for c in COLUMNS) for row in data["settings"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]).rstrip() for row in rows
+    ]
+    lines += ["", *(f"{p['severity']}: {p['message']} [{p['code']}]\n  -> {p['hint']}" for p in data["problems"])]
+    if data["command"]:
+        lines.append(f"runs: {data['command']}")
+    return "\n".join(lines)

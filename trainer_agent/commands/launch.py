@@ -1,0 +1,310 @@
+"""`launch`: validate, decide, wait, become the launcher."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer_agent.accelerators import find_accelerators
+from trainer_agent.cgroup import read_limits
+from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
+from trainer_agent.host import Host
+from trainer_agent.launchers import AUTO, LAUNCHERS, Command, Job, build
+from trainer_agent.launchers.autopsy import Autopsy
+from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
+from trainer_agent.log import get_logger
+from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
+from trainer_agent.rendezvous import wait_for_master
+from trainer_agent.report import with_tail, write_termination
+from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TERMINATION_LOG = "/dev/termination-log"
+# The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
+GRACE_S = 25.0
+# torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
+SHUTDOWN_MARGIN_S = 2
+RENDEZVOUS_TIMEOUT_S = 900.0  # torchrun's own
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The options of `launch`, which `run` has too."""
+
+    launcher: str
+    nproc: str | None
+    nproc_policy: str
+    allow_cpu_fallback: bool
+    rendezvous_timeout: float
+    supervise: bool | None
+    grace: float
+    keep_pet_env: bool
+    python: str | None
+    termination_log: str | None
+    dry_run: bool
+
+
+def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `launch`; their variables are TRAINER_AGENT_LAUNCH_… for `run` too."""
+
+    def option(*names: str, **settings: Any) -> Callable[..., Any]:
+        variable = "TRAINER_AGENT_LAUNCH_" + names[0].split("/")[0].removeprefix("--").replace("-", "_").upper()
+        return click.option(*names, envvar=variable, show_envvar=True, **settings)
+
+    decorators = [
+        option(
+            "--launcher",
+            type=click.Choice([AUTO, *LAUNCHERS]),
+            default=AUTO,
+            show_default=True,
+            help="auto: by the command and the environment.",
+        ),
+        option("--nproc", metavar="N|auto|cpu|gpu", help="Processes on this node, instead of PET_NPROC_PER_NODE."),
+        option(
+            "--nproc-policy",
+            type=click.Choice([str(p) for p in Policy]),
+            default=Policy.FIX.value,
+            show_default=True,
+            help="When the number does not fit the devices: fix it, trust it, or stop (strict).",
+        ),
+        option("--allow-cpu-fallback", is_flag=True, help="Let auto mean CPUs where no accelerator is visible."),
+        option(
+            "--rendezvous-timeout",
+            type=click.FloatRange(min=1),
+            default=RENDEZVOUS_TIMEOUT_S,
+            show_default=True,
+            help="Seconds to wait for rank 0's name, and then for all nodes.",
+        ),
+        option(
+            "--supervise/--exec",
+            default=None,
+            help="Stay as the parent, or be replaced by the command. Default: supervise as PID 1, exec elsewhere.",
+        ),
+        option(
+            "--grace",
+            type=click.FloatRange(min=0),
+            default=GRACE_S,
+            show_default=True,
+            help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
+        ),
+        option("--keep-pet-env", is_flag=True, help="Leave torch's PET_* variables in the environment of the ranks."),
+        option("--python", help="Interpreter of the training environment. Default: the one this program runs on."),
+        option(
+            "--termination-log",
+            type=click.Path(dir_okay=False),
+            help=f"Where to say why a supervised run failed. Default: {TERMINATION_LOG} if it exists.",
+        ),
+        option("--dry-run", is_flag=True, help="Print the command and exit."),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@launch_options
+@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED)
+def launch(script: tuple[str, ...], **settings: Any) -> int:
+    """
+    Decide the number of processes, wait for rank 0, and become torchrun or the command itself.
+
+    \b
+    trainer-agent launch -- train.py --epochs 3
+    trainer-agent launch --dry-run -- train.py
+    trainer-agent launch --launcher python -- -m package.module
+    """
+    return start(LaunchOptions(**settings), script, os.environ, Host())
+
+
+def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> int:
+    """Launch `script`; return its exit code when supervising, and not at all when exec'ing."""
+    try:
+        topology, decision, command = prepare(options, script, environ, host)
+        if options.dry_run:
+            click.echo(shlex.join(command.argv))
+            return ExitCode.PASS
+        if not topology.single_node:
+            wait_for_master(topology, host, timeout_s=options.rendezvous_timeout)
+    except AgentError as error:
+        _tell_termination(
+            options,
+            {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint},
+        )
+        raise
+    supervised = os.getpid() == 1 if options.supervise is None else options.supervise
+    get_logger().info("launching", command=shlex.join(command.argv), supervised=supervised)
+    if supervised:
+        return _supervise(options, command, topology, host)
+    return _become(command)
+
+
+def prepare(
+    options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host
+) -> tuple[Topology, Decision, Command]:
+    """
+    Return the job's shape, the number of processes and the command, without waiting for anybody.
+
+    Raises:
+        AgentError: the environment contradicts itself, or this node cannot do what was asked.
+
+    """
+    topology = read_topology(environ, hostname=host.hostname())
+    if topology.errors:
+        raise ConfigurationError(topology.errors)
+    for finding in topology.findings:
+        get_logger().warning(finding.message, code=finding.code, hint=finding.hint)
+    decision = decide_nproc(options, topology, environ, host)
+    python = options.python or sys.executable
+    job = Job(
+        topology=topology,
+        nproc=decision,
+        script=script,
+        environ=environ,
+        python=python,
+        torchrun=find_torchrun(python, environ),
+        rendezvous_timeout_s=options.rendezvous_timeout,
+        keep_pet_env=options.keep_pet_env,
+    )
+    name, command = build(job, options.launcher)
+    if name != "python" or topology.runtime == "torch":
+        log = get_logger().warning if decision.warning else get_logger().info
+        log("number of processes", nproc=decision.value, reason=decision.reason, omp_num_threads=decision.omp_threads)
+    if command.note:
+        get_logger().warning(command.note)
+    return topology, decision, command
+
+
+def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host) -> Decision:
+    """Return the number of processes for this node; JAX and plain commands have one."""
+    asked, variable = topology.nproc, "PET_NPROC_PER_NODE"
+    if options.nproc is not None:
+        asked, variable = _asked(options.nproc), "--nproc"
+    elif topology.runtime != "torch" and options.launcher != "torchrun":
+        return Decision(1, f"1 process: the runtime is {topology.runtime}")
+    return decide(
+        asked,
+        find_accelerators(host, environ),
+        cpus=read_limits(host).cpus,
+        variable=variable,
+        policy=Policy(options.nproc_policy),
+        allow_cpu=options.allow_cpu_fallback,
+        omp_set=omp_is_set(environ),
+    )
+
+
+def _asked(text: str) -> int | str:
+    if text in NPROC_WORDS:
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise FatalError(
+        "nproc-invalid",
+        f"--nproc={text!r} is neither auto, cpu, gpu nor a number of 1 or more",
+        hint="give a number such as 8",
+    )
+
+
+def find_torchrun(python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return torchrun beside the training environment's Python, else on PATH, else as a module."""
+    beside = Path(python).parent / "torchrun"
+    if os.access(beside, os.X_OK):
+        return (str(beside),)
+    for directory in environ.get("PATH", os.defpath).split(os.pathsep):
+        if directory and os.access(Path(directory) / "torchrun", os.X_OK):
+            return (str(Path(directory) / "torchrun"),)
+    return (python, "-m", "torch.distributed.run")
+
+
+def _become(command: Command) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command.argv[0], command.argv, dict(command.env))  # becoming the user's command is the job
+    except OSError as error:
+        raise cannot_start(command.argv, error) from error
+
+
+def _supervise(options: LaunchOptions, command: Command, topology: Topology, host: Host) -> int:
+    kills_before = read_limits(host).oom_kills
+    with tempfile.TemporaryDirectory(prefix="trainer-agent-", ignore_cleanup_errors=True) as scratch:
+        error_file = Path(scratch) / "error.json"
+        env = dict(command.env)
+        if command.elastic_agent:
+            # Variables, not flags: an older torchrun ignores what it does not know.
+            env.setdefault("PET_EVENT_LOG_HANDLER", "console")
+            env.setdefault("PET_SHUTDOWN_TIMEOUT", str(max(1, int(options.grace) - SHUTDOWN_MARGIN_S)))
+            env["TORCHELASTIC_ERROR_FILE"] = str(error_file)
+        autopsy = Autopsy(elastic_agent=command.elastic_agent, error_file=error_file)
+        ended = supervise(command.argv, env, grace_s=options.grace, feed=autopsy.feed)
+        kills = (read_limits(host).oom_kills or 0) - (kills_before or 0)
+        message = verdict(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
+    return _finish(options, message, ended)
+
+
+def _finish(options: LaunchOptions, message: dict[str, Any], ended: Ended) -> int:
+    code = int(message["exit_code"])
+    log = get_logger().info if code == ExitCode.PASS else get_logger().error
+    log(
+        "training ended",
+        exit_code=code,
+        reason=message["reason"],
+        elapsed_s=round(ended.elapsed_s, 1),
+        orphans_reaped=ended.reaped,
+    )
+    if code != ExitCode.PASS:
+        _tell_termination(options, message)
+    return code
+
+
+def verdict(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) -> dict[str, Any]:
+    """Return exit code and reason of a supervised run, with the first failing rank and its last words."""
+    if ended.code == 0:
+        return {"exit_code": 0, "reason": "finished"}
+    if ended.signum:
+        killed = " and was killed after the grace" if ended.killed else ""
+        return {
+            "exit_code": 128 + ended.signum,
+            "reason": f"stopped by signal {ended.signum}{killed}",
+            "host": hostname,
+        }
+    if autopsy.never_met:
+        hint = (
+            "a node is missing, has another PET_NNODES, or has a rank that exists twice; see the other pods of this job"
+        )
+        return {
+            "exit_code": int(ExitCode.RETRY),
+            "reason": f"the nodes did not meet: {autopsy.never_met}",
+            "hint": hint,
+            "host": hostname,
+        }
+    failure = autopsy.failure(ended.code)
+    facts: dict[str, Any] = {"exit_code": failure.code, "reason": f"{failure} on {hostname}", "host": hostname}
+    if failure.rank is not None:
+        facts |= {"rank": failure.rank, "local_rank": failure.local_rank}
+    if oom_kills > 0:
+        reason = f"out of memory: the kernel killed {oom_kills} process(es) of this container; {failure} on {hostname}"
+        facts |= {
+            "exit_code": 137,
+            "reason": reason,
+            "hint": "raise the container's memory limit, or use fewer data-loader workers",
+        }
+    return {**facts, "error": failure.error}
+
+
+def _tell_termination(options: LaunchOptions, message: dict[str, Any]) -> None:
+    path = options.termination_log or (TERMINATION_LOG if Path(TERMINATION_LOG).exists() else None)
+    if path is None:
+        return
+    try:
+        write_termination(path, with_tail(message, "error"))
+    except AgentError as failed:
+        get_logger().warning(failed.message)

@@ -1,0 +1,237 @@
+"""`preflight`: run the checks, print the report, exit with the verdict."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer_agent import policy
+from trainer_agent.accelerators import find_accelerators
+from trainer_agent.catalogue import Listed, list_checks
+from trainer_agent.cgroup import read_limits
+from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
+from trainer_agent.env import redact, secrets_in
+from trainer_agent.errors import AgentError, ExitCode
+from trainer_agent.host import Host
+from trainer_agent.log import get_logger
+from trainer_agent.nproc import decide
+from trainer_agent.report import Report, compact, render, write_termination, write_whole
+from trainer_agent.runner import run_checks
+from trainer_agent.topology import read_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+# Seconds for the whole preflight of one node, by profile.
+BUDGET_S = {"quick": 15.0, "standard": 60.0, "deep": 300.0}
+
+
+@dataclass(frozen=True)
+class PreflightOptions:
+    """The options of `preflight`."""
+
+    checks: tuple[str, ...]
+    skip: tuple[str, ...]
+    ignore: tuple[str, ...]
+    profile: str
+    timeout: float | None
+    gate: bool
+    output: str
+    report_file: str | None
+    termination_log: str | None
+    storage: tuple[str, ...]
+    optional_storage: tuple[str, ...]
+    require_kube_api: bool
+    rendezvous_timeout: float
+
+
+class Names(click.ParamType):
+    """Comma-separated names."""
+
+    name = "name,name…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Split at commas."""
+        return value if isinstance(value, tuple) else tuple(n.strip() for n in value.split(",") if n.strip())
+
+
+def preflight_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `preflight`."""
+    decorators = [
+        click.option("--checks", type=Names(), default="", show_envvar=True, help="Run only these checks."),
+        click.option(
+            "--skip", type=Names(), default="", show_envvar=True, help="Leave these checks out; the report says so."
+        ),
+        click.option(
+            "--ignore",
+            type=Names(),
+            default="",
+            show_envvar=True,
+            help="Show failures of these checks as warnings. 'all' names every check.",
+        ),
+        click.option(
+            "--profile",
+            type=click.Choice(PROFILES),
+            default="standard",
+            show_default=True,
+            show_envvar=True,
+            help="How thorough: 15 s, 60 s, 5 min at most.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(min=0.1),
+            show_envvar=True,
+            help="Seconds for all checks together, instead of the profile's.",
+        ),
+        click.option(
+            "--gate", is_flag=True, show_envvar=True, help="Exit 0 instead of 10 on warnings, for init containers."
+        ),
+        click.option(
+            "--output",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            show_envvar=True,
+            help="What goes to standard output.",
+        ),
+        click.option(
+            "--report-file", type=click.Path(dir_okay=False), show_envvar=True, help="Write the JSON report here, too."
+        ),
+        click.option(
+            "--termination-log",
+            type=click.Path(dir_okay=False),
+            show_envvar=True,
+            help="Default: /dev/termination-log if it exists.",
+        ),
+        click.option(
+            "--storage",
+            multiple=True,
+            show_envvar=True,
+            metavar="PATH",
+            help="A path that must be writable. Repeat for several.",
+        ),
+        click.option(
+            "--optional-storage",
+            multiple=True,
+            show_envvar=True,
+            metavar="PATH",
+            help="A path that should be writable.",
+        ),
+        click.option(
+            "--require-kube-api", is_flag=True, show_envvar=True, help="Fail when the API server does not answer."
+        ),
+        click.option(
+            "--rendezvous-timeout",
+            type=click.FloatRange(min=0),
+            default=600.0,
+            show_default=True,
+            show_envvar=True,
+            help="Seconds to wait for rank 0's name to appear.",
+        ),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+@click.command()
+@preflight_options
+def preflight(**settings: Any) -> int:
+    """
+    Check this node and exit with the verdict: 0 pass, 10 warn, 20 retry or elsewhere, 30 stop.
+
+    \b
+    trainer-agent preflight
+    trainer-agent preflight --profile quick --output json
+    trainer-agent preflight --skip kube-api --ignore limits
+    """
+    return execute(PreflightOptions(**settings), os.environ, Host())
+
+
+def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *, to_stderr: bool = False) -> int:
+    """Run the checks, write the report wherever it is wanted, return the exit code."""
+    report = examine(options, environ, host)
+    secrets = secrets_in(environ)
+    text = redact(json.dumps(report.as_dict(), indent=2, ensure_ascii=False), secrets)
+    data = json.loads(text)
+    stream = sys.stderr if to_stderr else sys.stdout
+    click.echo(text + "\n" if options.output == "json" else render(data, colour=stream.isatty()), file=stream, nl=False)
+    _save(options, data, text)
+    warned = report.verdict is policy.Verdict.WARN and options.gate
+    return int(ExitCode.PASS if warned else report.verdict.exit_code)
+
+
+def _save(options: PreflightOptions, data: dict[str, Any], text: str) -> None:
+    default = Path("/dev/termination-log")
+    target = options.termination_log or (default if default.exists() else None)
+    try:
+        if target:
+            write_termination(target, compact(data))
+    except AgentError as error:
+        get_logger().warning(error.message)
+    if options.report_file:
+        write_whole(options.report_file, text + "\n")
+
+
+def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Report:
+    """Run the selected checks and return the report."""
+    started, began = host.now(), host.monotonic()
+    context = gather(options, environ, host)
+    topology = context.topology
+    results = policy.ignore(_run(options, context), options.ignore)
+    verdict, action = policy.decide(results)
+    return Report(
+        verdict=verdict,
+        action=action,
+        hostname=topology.hostname,
+        node_rank=topology.node_rank,
+        nnodes=topology.max_nodes,
+        suspects=policy.suspects(results, hostname=topology.hostname, node_rank=topology.node_rank),
+        checks=results,
+        started_at=datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="milliseconds"),
+        duration_s=host.monotonic() - began,
+    )
+
+
+def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Context:
+    """Return what all checks need to know, read once."""
+    topology, limits = read_topology(environ, hostname=host.hostname()), read_limits(host)
+    accelerators = find_accelerators(host, environ)
+    nproc, refusal = 1, None
+    try:
+        decided = decide(topology.nproc, accelerators, cpus=limits.cpus).value
+        nproc = decided if isinstance(decided, int) else accelerators.count
+    except AgentError as error:
+        refusal = error
+    chosen = Options(
+        profile=options.profile,
+        storage=options.storage,
+        optional_storage=options.optional_storage,
+        require_kube_api=options.require_kube_api,
+        rendezvous_timeout_s=options.rendezvous_timeout,
+    )
+    return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
+
+
+def _run(options: PreflightOptions, context: Context) -> list[CheckResult]:
+    installed = list_checks()
+    refuse_unknown((*options.checks, *options.skip, *(n for n in options.ignore if n != "all")), installed)
+    chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
+    run = [c for c in chosen if c.name not in options.skip]
+    skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
+    budget = options.timeout or BUDGET_S[options.profile]
+    return [*run_checks(run, context, timeout_s=budget), *skipped]
+
+
+def refuse_unknown(names: Collection[str], installed: Mapping[str, Listed]) -> None:
+    """Raise a usage error for a name that no check has."""
+    unknown = sorted(set(names) - set(installed))
+    if unknown:
+        raise click.UsageError(f"There is no check {', '.join(unknown)}. There are: {', '.join(installed)}.")

@@ -1,0 +1,101 @@
+"""`run`: preflight, initialize, launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer_agent.commands.init import init_all
+from trainer_agent.commands.launch import LaunchOptions, launch_options, start
+from trainer_agent.commands.preflight import Names, PreflightOptions, execute, preflight
+from trainer_agent.errors import ExitCode
+from trainer_agent.host import Host
+from trainer_agent.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STEPS = ("preflight", "initialize", "launch")
+
+
+def _valid_steps(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [step for step in value if step not in STEPS]
+    if unknown or not value:
+        raise click.BadParameter(f"{', '.join(unknown) or 'nothing'} is not among {', '.join(STEPS)}")
+    return value
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--steps",
+    type=Names(),
+    default=",".join(STEPS),
+    show_default=True,
+    show_envvar=True,
+    callback=_valid_steps,
+    help="Which steps to take.",
+)
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False),
+    show_envvar=True,
+    help="Append a JSON line for each step: its name, exit code, seconds.",
+)
+@launch_options
+@click.argument("script", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context, steps: tuple[str, ...], timeline: str | None, script: tuple[str, ...], **settings: Any
+) -> int:
+    """
+    Go the whole way: check this node, fetch dataset and model, launch the script.
+
+    Preflight and initialize take their options from TRAINER_AGENT_PREFLIGHT_… and TRAINER_AGENT_INIT_….
+
+    \b
+    trainer-agent run -- train.py --epochs 3
+    trainer-agent run --steps preflight,launch -- train.py
+    """
+    if "launch" in steps and not script:
+        raise click.UsageError(
+            "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
+        )
+    takes = {
+        "preflight": lambda: _preflight(ctx),
+        "initialize": lambda: init_all(required=False),
+        "launch": lambda: start(LaunchOptions(**settings), script, os.environ, Host()),
+    }
+    code = int(ExitCode.PASS)
+    for step in (s for s in STEPS if s in steps):
+        with _timed(step, timeline) as outcome:
+            code = outcome["exit_code"] = takes[step]()
+        if step == "launch" or code not in (ExitCode.PASS, ExitCode.WARN):
+            break
+    return code
+
+
+def _preflight(ctx: click.Context) -> int:
+    """Run the checks with the options that preflight's own variables set; the report goes where the logs go."""
+    with preflight.make_context("preflight", [], parent=ctx.parent) as inner:
+        return execute(PreflightOptions(**inner.params), os.environ, Host(), to_stderr=True)
+
+
+@contextmanager
+def _timed(step: str, timeline: str | None) -> Iterator[dict[str, Any]]:
+    started = time.monotonic()
+    outcome: dict[str, Any] = {"exit_code": None}
+    get_logger().info("step begins", step=step)
+    try:
+        yield outcome
+    finally:
+        seconds = round(time.monotonic() - started, 3)
+        get_logger().info("step ended", step=step, seconds=seconds, **outcome)
+        if timeline:
+            with Path(timeline).open("a") as file:
+                file.write(json.dumps({"step": step, "seconds": seconds, **outcome}) + "\n")

@@ -1,0 +1,66 @@
+"""Read settings from a mapping and remember where each came from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Names whose values must never be shown, by their last words; after GitHub's and Kubernetes' own conventions.
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY|ACCESS_KEY_ID|CREDENTIALS)$")
+MASK = "***"
+# Shorter values ("1", "none") would mask ordinary words wherever they occur.
+SHORTEST_SECRET = 6
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that was read: its name, value, origin (`environment`, `default`, `pod name`…) and effect."""
+
+    name: str
+    value: str
+    origin: str
+    effect: str = ""
+
+
+class Reader:
+    """Look variables up in `environ` and keep a record of every value used."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.settings: list[Setting] = []
+
+    def get(self, name: str, *, effect: str, default: str | None = None) -> str | None:
+        """Return the stripped value of `name`, or `default`; both are recorded, an absent value without default too."""
+        raw = self.environ.get(name)
+        if raw is not None:
+            self.note(name, raw.strip(), origin="environment", effect=effect)
+            return raw.strip()
+        self.note(name, "" if default is None else default, origin="default" if default else "not set", effect=effect)
+        return default
+
+    def note(self, name: str, value: str, *, origin: str, effect: str = "") -> None:
+        """Record a value, replacing what was recorded for the same name."""
+        shown = MASK if value and SECRET_NAME.search(name) else value
+        kept = [s for s in self.settings if s.name != name]
+        self.settings = [*kept, Setting(name, shown, origin, effect)]
+
+    def explain(self, name: str, effect: str) -> None:
+        """Replace the effect of a recorded setting by what it turned out to be."""
+        self.settings = [replace(s, effect=effect) if s.name == name else s for s in self.settings]
+
+
+def secrets_in(environ: Mapping[str, str]) -> list[str]:
+    """Return the values that must never be shown, longest first so that no part of one survives."""
+    found = {v.strip() for k, v in environ.items() if SECRET_NAME.search(k) and len(v.strip()) >= SHORTEST_SECRET}
+    return sorted(found, key=len, reverse=True)
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` with every secret masked."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return text

@@ -1,0 +1,156 @@
+"""The door to this machine: files of /proc and /sys, clocks, names, sockets. A fake stands in `trainer_agent.testing`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_agent.errors import AgentError
+from trainer_agent.process import TimedOutError, isolated
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
+
+
+class NameLookupError(AgentError):
+    """A name did not resolve; `published` is False when the name server says that it does not exist."""
+
+    def __init__(self, name: str, reason: str, *, published: bool | None = False) -> None:
+        super().__init__("name-not-resolved", f"{name} does not resolve ({reason})")
+        self.published = published
+
+
+@dataclass(frozen=True)
+class Space:
+    """A file system: bytes in all, bytes free for us, whether we may write, and free inodes (None when it has no limit)."""
+
+    size: int
+    free: int
+    writable: bool
+    inodes_free: int | None
+
+
+class Host:
+    """
+    This machine as the agent sees it.
+
+    Args:
+        root: directory that stands for `/`, so that tests can lay out /proc and /sys in a folder.
+
+    """
+
+    def __init__(self, root: str | PurePath = "/") -> None:
+        self.root = Path(root)
+
+    def path(self, path: str | PurePath) -> Path:
+        """Return where `path` really lies."""
+        return self.root / str(path).lstrip("/")
+
+    def read(self, path: str | PurePath) -> str | None:
+        """Return the text of a file, None when it cannot be read."""
+        try:
+            return self.path(path).read_text(errors="replace")
+        except OSError:
+            return None
+
+    def exists(self, path: str | PurePath) -> bool:
+        """Return whether `path` exists."""
+        try:
+            return self.path(path).exists()
+        except OSError:
+            return False
+
+    def names(self, path: str | PurePath) -> list[str]:
+        """Return the sorted names in a directory, none when it cannot be read."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except OSError:
+            return []
+
+    def space(self, path: str | PurePath) -> Space | None:
+        """Return the file system that `path` lies on, None when there is none."""
+        real = self.path(path)
+        try:
+            stat = os.statvfs(real)
+        except OSError:
+            return None
+        inodes = stat.f_favail if stat.f_files else None
+        return Space(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, os.access(real, os.W_OK), inodes)
+
+    def hostname(self) -> str:
+        """Return the host name, in a pod the pod's name."""
+        return socket.gethostname()
+
+    def affinity(self) -> set[int]:
+        """Return the CPUs that this process may run on."""
+        return os.sched_getaffinity(0)
+
+    def rlimit(self, name: str) -> int | None:
+        """Return the soft limit such as `NOFILE`, None when unlimited."""
+        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def now(self) -> float:
+        """Return seconds since 1970."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds of a clock that nobody sets."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def resolve(self, name: str, *, timeout_s: float) -> list[str]:
+        """
+        Return the addresses of `name`, at least one.
+
+        Raises:
+            NameLookupError: it does not exist, or the name server failed or was silent for `timeout_s` seconds.
+
+        """
+        try:
+            found, reason, published = isolated(lambda: _look_up(name), timeout_s=timeout_s)
+        except TimedOutError as error:
+            raise NameLookupError(name, f"the name server gave {error}", published=None) from error
+        if reason:
+            raise NameLookupError(name, reason, published=published)
+        return list(found)
+
+    def claim(self, address: str, port: int) -> str:
+        """Return `free`, `taken`, or `elsewhere` for an address that is not this machine's; other answers are errors' names."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TCPStore does: TIME_WAIT is no obstacle
+            try:
+                sock.bind((address, port))
+                sock.listen(1)
+            except OSError as error:
+                known = {errno.EADDRINUSE: "taken", errno.EADDRNOTAVAIL: "elsewhere"}
+                return known.get(error.errno or 0, errno.errorcode.get(error.errno or 0, "unknown"))
+        return "free"
+
+    def answers(self, address: str, port: int, *, timeout_s: float) -> bool:
+        """Return whether something accepts TCP connections there."""
+        try:
+            with socket.create_connection((address, port), timeout=timeout_s):
+                return True
+        except OSError:
+            return False
+
+
+def _look_up(name: str) -> tuple[list[str], str, bool | None]:
+    """Return addresses, and without any the reason and whether the name is known not to exist."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        unknown = getattr(error, "errno", None) in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+        return [], str(getattr(error, "strerror", error)), False if unknown else None
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found)), "", True

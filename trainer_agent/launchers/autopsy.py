@@ -1,0 +1,171 @@
+"""
+Find out why a training run failed: which rank first, how, and its last words.
+
+torchrun itself exits 1 whatever happened. What it knows it says in events (`--event-log-handler console`, one JSON
+object a line on standard error), in one log line for the rank it saw fail first, and in an error file when the
+script uses @record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_agent.process import signal_name
+
+EVENT = b'{"name": "torchelastic.'
+TORCHRUN_LINE = re.compile(rb"^[IWEF]\d{4} [\d:.]+ \d+ torch/distributed/|^\[?(INFO|WARNING|ERROR):torch\.distributed")
+FIRST_FAILURE = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+TRACEBACK = "Traceback (most recent call last):"
+# Exceptions of a rendezvous that nobody joined, by the names torch gives them.
+RENDEZVOUS_ERRORS = (
+    "DistStoreError",
+    "DistNetworkError",
+    "RendezvousTimeoutError",
+    "RendezvousConnectionError",
+    "RendezvousClosedError",
+)
+KEPT_BYTES = 64 * 1024
+SIGTERM, SIGKILL = 15, 9
+# torchrun looks at its ranks every 0.1 s; what dies within this time of the first death may be its cause.
+SAME_MOMENT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """
+    The first failing rank; `rank` is None where the command has no ranks.
+
+    Args:
+        exit_code: the rank's own, negative for a signal.
+        error: its last words, the end of its traceback.
+
+    """
+
+    rank: int | None
+    local_rank: int | None
+    exit_code: int
+    error: str = ""
+
+    @property
+    def code(self) -> int:
+        """The shell's exit code."""
+        return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
+
+    def __str__(self) -> str:
+        """Return who failed and how, in words."""
+        who = "the command" if self.rank is None else f"rank {self.rank} (local rank {self.local_rank})"
+        how = (
+            f"was killed by {signal_name(-self.exit_code)}"
+            if self.exit_code < 0
+            else f"exited with code {self.exit_code}"
+        )
+        return f"{who} {how}"
+
+
+class Autopsy:
+    """Read along with standard error, and say afterwards what happened."""
+
+    def __init__(self, *, elastic_agent: bool, error_file: Path | None = None) -> None:
+        self.elastic_agent = elastic_agent
+        self.error_file = error_file
+        self.workers_started = False
+        self.rendezvous_error = ""
+        self.failed: list[dict[str, Any]] = []
+        self.observed_pid = 0
+        self.observed_at = 0.0
+        self.tail: deque[bytes] = deque()
+        self.tail_bytes = 0
+
+    def feed(self, line: bytes) -> bool:
+        """Take one line; return whether the user should see it."""
+        if self.elastic_agent and line.startswith(EVENT):
+            return not self._event(line)
+        first = FIRST_FAILURE.search(line) if self.elastic_agent else None
+        if first:
+            self.observed_pid, self.observed_at = int(first[2]), time.monotonic()
+        if not self.observed_pid and not (self.elastic_agent and TORCHRUN_LINE.match(line)):
+            self._keep(line)
+        return True
+
+    def failure(self, code: int) -> Failure:
+        """Return the first failure of a command that ended with `code`, the shell's exit code."""
+        own = 128 - code if code > 128 else code
+        worker = self._culprit()
+        if worker is None:
+            return Failure(None, None, own, self._last_words())
+        return Failure(
+            worker["rank"], worker["local_rank"], worker["exit_code"] or own, self._recorded() or self._last_words()
+        )
+
+    @property
+    def never_met(self) -> str:
+        """Why the nodes never met, when that is why no rank was started; else empty."""
+        return "" if self.workers_started else self.rendezvous_error
+
+    def _event(self, line: bytes) -> bool:
+        try:
+            event = json.loads(line)
+            data = event["metadata"]
+            details = json.loads(data["metadata"])
+            self._note(event["source"], data, details)
+        except (ValueError, KeyError, TypeError, IndexError):
+            return False  # not what we know: let the user see it
+        return True
+
+    def _note(self, source: str, data: dict[str, Any], details: dict[str, Any]) -> None:
+        if source == "WORKER" and data["state"] == "START":
+            self.workers_started = True
+            self.failed = []  # a restart: earlier failures are history
+            self.observed_pid = 0
+        elif source == "WORKER" and data["state"] == "FAILED":
+            code, pid = details["exit_code"][0], details["worker_pid"][0]
+            self.failed.append(
+                {"rank": data["global_rank"], "local_rank": details["local_rank"][0], "exit_code": code, "pid": pid}
+            )
+        elif source == "AGENT" and data["state"] == "FAILED" and not self.workers_started:
+            last = str(data["raw_error"] or "").strip().splitlines()[-1:]
+            if last and last[0].partition(":")[0].rpartition(".")[2] in RENDEZVOUS_ERRORS:
+                self.rendezvous_error = last[0]
+
+    def _culprit(self) -> dict[str, Any] | None:
+        """
+        Return the worker that failed first.
+
+        torchrun names one, but a rank killed by the system and a rank that then lost its connection die in the same
+        moment: the killed one is the cause. SIGTERM is torchrun's own, and SIGKILL too after its shutdown timeout.
+        """
+        observed = next((w for w in self.failed if w["pid"] == self.observed_pid), None)
+        quick = self.observed_at and time.monotonic() - self.observed_at < SAME_MOMENT_S
+        if quick or observed is None:
+            killed = [w for w in self.failed if (w["exit_code"] or 0) < 0 and w["exit_code"] != -SIGTERM]
+            if killed:
+                return killed[0]
+        exited = [w for w in self.failed if (w["exit_code"] or 0) > 0]
+        return observed or next(iter(exited or self.failed), None)
+
+    def _keep(self, line: bytes) -> None:
+        self.tail.append(line)
+        self.tail_bytes += len(line)
+        while self.tail_bytes > KEPT_BYTES:
+            self.tail_bytes -= len(self.tail.popleft())
+
+    def _last_words(self) -> str:
+        text = b"".join(self.tail).decode(errors="replace").strip()
+        start = text.rfind(TRACEBACK)
+        return text[start:] if start >= 0 else "\n".join(text.splitlines()[-20:])
+
+    def _recorded(self) -> str:
+        """Return what @record wrote, empty without it."""
+        try:
+            message = json.loads(self.error_file.read_text())["message"] if self.error_file else ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        if isinstance(message, dict):
+            return str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", ""))
+        return str(message)

@@ -1,0 +1,28 @@
+"""A plain command: a Python script, or any program, as it stands. JAX and single processes start this way."""
+
+from __future__ import annotations
+
+from trainer_agent.launchers import Command, Job, base_env, is_python_file
+
+
+def suits(job: Job) -> bool:  # the last of the table suits everything
+    """Whether nothing better does."""
+    return True
+
+
+def command(job: Job) -> Command:
+    """Return `python SCRIPT…` for a script or an interpreter's option, else the command as it is."""
+    first = job.script[0]
+    argv = (job.python, *job.script) if is_python_file(first) or first.startswith("-") else job.script
+    return Command(tuple(argv), base_env(job), note=_note(job))
+
+
+def _note(job: Job) -> str:
+    if job.topology.runtime != "torch":
+        return ""
+    if job.topology.single_node and job.nproc.value == 1:
+        return ""
+    return (
+        f"the environment describes {job.topology.max_nodes} nodes with {job.nproc.value} processes each, but {job.script[0]} "
+        "runs as one process and does not read PET_*; pass the script itself to have torchrun start it"
+    )

@@ -1,0 +1,166 @@
+"""torchrun: command-line flags instead of PET_* variables, which ranks would inherit and a nested torchrun obey."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from trainer_agent.errors import FatalError
+from trainer_agent.launchers import Command, Job, base_env, is_python_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Every option of torchrun 2.13 that a PET_ variable can set, beside the topology's own.
+NUMBERS = {"PET_MAX_RESTARTS": int, "PET_MONITOR_INTERVAL": float, "PET_SHUTDOWN_TIMEOUT": int}
+VALUES = (
+    *NUMBERS,
+    "PET_START_METHOD",
+    "PET_EVENT_LOG_HANDLER",
+    "PET_ROLE",
+    "PET_LOG_DIR",
+    "PET_REDIRECTS",
+    "PET_TEE",
+    "PET_LOCAL_RANKS_FILTER",
+    "PET_DUPLICATE_STDOUT_FILTERS",
+    "PET_DUPLICATE_STDERR_FILTERS",
+    "PET_LOCAL_ADDR",
+    "PET_SIGNALS_TO_HANDLE",
+)
+FLAGS = ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK")
+TOPOLOGY = (
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_RDZV_CONF",
+    "PET_STANDALONE",
+)
+RENDEZVOUS_FLAGS = ("--nnodes", "--rdzv", "--standalone", "--node-rank", "--master")
+YES, NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
+
+
+def suits(job: Job) -> bool:
+    """Whether the command is torchrun itself, or a script of a job with PET_* variables."""
+    first = job.script[0]
+    return _is_torchrun(job) or (job.topology.runtime == "torch" and (is_python_file(first) or first == "-m"))
+
+
+def command(job: Job) -> Command:
+    """Return torchrun with flags for everything the environment says; flags of the user's own torchrun win."""
+    own = list(job.script[1:]) if _is_torchrun(job) else list(job.script)
+    ours = [*rendezvous(job), *nproc(job), *options(job.environ)]
+    if _chooses_rendezvous(own):
+        ours = [*nproc(job), *options(job.environ)]
+    return Command((*job.torchrun, *ours, *own), elastic_env(job), elastic_agent=True)
+
+
+def elastic_env(job: Job) -> dict[str, str]:
+    """Return the environment without the PET_* variables that the flags replace."""
+    env = base_env(job)
+    if not job.keep_pet_env:
+        for name in (*TOPOLOGY, *VALUES, *FLAGS):
+            env.pop(name, None)
+    return env
+
+
+def nproc(job: Job) -> list[str]:
+    """Return the flags for the processes of this node."""
+    flags = ["--nproc-per-node", str(job.nproc.value)]
+    return [*flags, "--virtual-local-rank"] if job.nproc.virtual_local_rank else flags
+
+
+def rendezvous(job: Job) -> list[str]:
+    """Return the flags for finding the other nodes."""
+    shape = job.topology
+    if shape.single_node:
+        # No name and no port: a static rendezvous of one node waits 900 s for a name that DNS may never have.
+        return ["--standalone"]
+    if shape.rdzv_backend == "static":
+        nodes = ["--nnodes", str(shape.max_nodes), "--node-rank", str(shape.node_rank)]
+        place = ["--master-addr", shape.master_addr, "--master-port", str(shape.master_port)]
+        return [*nodes, *place, "--rdzv-conf", rendezvous_conf(job)]
+    nodes = ["--nnodes", f"{shape.min_nodes}:{shape.max_nodes}", "--rdzv-backend", shape.rdzv_backend]
+    return [
+        *nodes,
+        "--rdzv-endpoint",
+        endpoint(job),
+        "--rdzv-id",
+        rendezvous_id(job),
+        "--rdzv-conf",
+        rendezvous_conf(job),
+    ]
+
+
+def endpoint(job: Job) -> str:
+    """Return host:port of the rendezvous."""
+    host = job.topology.master_addr
+    return f"[{host}]:{job.topology.master_port}" if ":" in host else f"{host}:{job.topology.master_port}"
+
+
+def rendezvous_id(job: Job) -> str:
+    """Return an id that all nodes of the job agree on."""
+    return job.environ.get("PET_RDZV_ID", "").strip() or job.topology.master_addr.partition(".")[0]
+
+
+def rendezvous_conf(job: Job) -> str:
+    """Return key=value pairs with our timeouts, where the user's own PET_RDZV_CONF wins."""
+    timeout = f"{job.rendezvous_timeout_s:.0f}"
+    names = ("timeout",) if job.topology.rdzv_backend == "static" else ("join_timeout", "read_timeout")
+    conf = dict.fromkeys(names, timeout)
+    for pair in job.environ.get("PET_RDZV_CONF", "").split(","):
+        key, equals, value = pair.partition("=")
+        if pair.strip() and not (equals and key.strip() and value.strip()):
+            raise FatalError(
+                "pet-invalid",
+                f"PET_RDZV_CONF={job.environ['PET_RDZV_CONF']!r} is not a list of key=value",
+                hint="write it as timeout=900",
+            )
+        if pair.strip():
+            conf[key.strip()] = value.strip()
+    return ",".join(f"{k}={v}" for k, v in conf.items())
+
+
+def options(environ: Mapping[str, str]) -> list[str]:
+    """
+    Return the flags for the PET_* variables that have nothing to do with the topology.
+
+    Raises:
+        FatalError: a value that torchrun would answer with a traceback.
+
+    """
+    return [word for name in (*VALUES, *FLAGS) for word in _option(name, environ.get(name, "").strip())]
+
+
+def _option(name: str, value: str) -> Iterator[str]:
+    flag = "--" + name.removeprefix("PET_").lower().replace("_", "-")
+    if name in FLAGS:
+        if value.lower() not in YES | NO:
+            raise FatalError("pet-invalid", f"{name}={value!r} is neither 1 nor 0", hint=f"set {name}=1, or remove it")
+        if value.lower() in YES:
+            yield flag
+    elif value:
+        if name in NUMBERS and not re.fullmatch(r"\d+(\.\d+)?" if NUMBERS[name] is float else r"\d+", value):
+            raise FatalError(
+                "pet-invalid",
+                f"{name}={value!r} is not a number",
+                hint=f"set {name} to a number such as 3, or remove it",
+            )
+        yield from (flag, value)
+
+
+def _is_torchrun(job: Job) -> bool:
+    return job.script[0].rpartition("/")[2] == "torchrun"
+
+
+def _chooses_rendezvous(words: list[str]) -> bool:
+    for word in words:
+        if is_python_file(word):
+            break
+        if word.replace("_", "-").startswith(RENDEZVOUS_FLAGS):
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""From results to one verdict, its exit code and its action. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from trainer_agent.check import CheckResult, Status
+from trainer_agent.errors import Action, ExitCode, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+
+class Verdict(StrEnum):
+    """What a report says in one word."""
+
+    PASS = "pass"  # a verdict, not a password
+    WARN = "warn"
+    RETRY = "retry"
+    FATAL = "fatal"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of this verdict."""
+        return {"pass": ExitCode.PASS, "warn": ExitCode.WARN, "retry": ExitCode.RETRY, "fatal": ExitCode.FATAL}[self]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Who did it: `kind` is node, gpu, nic or link, `id` its name."""
+
+    kind: str
+    id: str
+    node_rank: int
+    reason: str
+
+
+def ignore(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
+    """Demote the failures of the named checks to warnings; `all` names every check."""
+    return [_demoted(r) if r.name in names or "all" in names else r for r in results]
+
+
+def _demoted(result: CheckResult) -> CheckResult:
+    if result.status not in (Status.FAIL, Status.ERROR):
+        return result
+    findings = tuple(
+        replace(f, severity=Severity.WARNING, action=Action.CONTINUE) if f.severity is Severity.ERROR else f
+        for f in result.findings
+    )
+    message = f"{result.message} (failure ignored by --ignore {result.name})"
+    return replace(result, status=Status.WARN, action=Action.CONTINUE, message=message, findings=findings)
+
+
+def decide(results: Sequence[CheckResult]) -> tuple[Verdict, Action]:
+    """
+    Return the verdict and the action: stop beats reschedule beats retry.
+
+    A check that broke is a warning: it says nothing about the node, and a gate that cries wolf is switched off.
+    """
+    failed = [r.action for r in results if r.status is Status.FAIL]
+    if failed:
+        worst = max(failed, key=list(Action).index)
+        return (Verdict.FATAL if worst is Action.STOP else Verdict.RETRY), worst
+    if any(r.status in (Status.WARN, Status.ERROR) for r in results):
+        return Verdict.WARN, Action.CONTINUE
+    return Verdict.PASS, Action.CONTINUE
+
+
+def suspects(results: Iterable[CheckResult], *, hostname: str, node_rank: int) -> list[Suspect]:
+    """Name this node when a failure asks to go elsewhere; a fault of the configuration is nobody's."""
+    reasons = [
+        f.message for r in results if r.status is Status.FAIL for f in r.findings if f.action is Action.RESCHEDULE
+    ]
+    return [Suspect("node", hostname, node_rank, "; ".join(reasons))] if reasons else []

@@ -1,0 +1,279 @@
+"""
+The one place that makes processes, so that everything in them can be killed.
+
+Code that may hang (a driver, a dead NFS server, a name server, somebody else's check) runs in a forked
+child with a deadline: `isolated`, or several side by side with `run_all`. Commands are started with `spawn`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainer_agent.errors import Terminated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+# A process in uninterruptible sleep (state D) ignores SIGKILL; after this we leave it behind.
+REAP_SECONDS = 1.0
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def catch_termination() -> None:
+    """Make SIGTERM, SIGINT and SIGHUP raise `Terminated`, also when this is PID 1."""
+
+    def raise_terminated(signum: int, _frame: object) -> NoReturn:
+        raise Terminated(signum)
+
+    for signum in TERMINATION_SIGNALS:
+        signal.signal(signum, raise_terminated)
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `signum` to this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of orphaned descendants, as PID 1 is by nature."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+class IsolatedError(Exception):
+    """The function in the child did not return a value."""
+
+
+class TimedOutError(IsolatedError):
+    """The child was killed at its deadline."""
+
+    def __init__(self, timeout_s: float, *, hung: bool = False) -> None:
+        self.hung = hung
+        extra = "; it does not die either (state D: it waits for a device or a file server)" if hung else ""
+        super().__init__(f"no answer within {timeout_s:g} s{extra}")
+
+
+class CrashedError(IsolatedError):
+    """The child ended without an answer: a signal, an exit, or an exception (then `trace` holds its traceback)."""
+
+    def __init__(self, reason: str, *, trace: str = "") -> None:
+        super().__init__(reason)
+        self.trace = trace
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one isolated call: a value, or the error instead of it, and how long it took."""
+
+    value: Any
+    error: IsolatedError | None
+    duration_s: float
+
+
+class _Child:
+    """A function running in a forked process."""
+
+    def __init__(self, function: Callable[[], Any], timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.started = time.monotonic()
+        self.data = b""
+        self.fd, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.fd)
+            _serve(function, write)
+        os.close(write)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.data) >= 8 and len(self.data) - 8 >= int.from_bytes(self.data[:8])
+
+    @property
+    def left_s(self) -> float:
+        return self.started + self.timeout_s - time.monotonic()
+
+    def feed(self) -> bool:
+        """Take what the child wrote; return whether it has finished."""
+        chunk = os.read(self.fd, 1 << 16)
+        self.data += chunk
+        return self.complete or not chunk
+
+    def close(self) -> int | None:
+        """Kill the child with everything in its group; return its wait status, None when it does not die."""
+        os.close(self.fd)
+        if not self.complete:
+            status = _wait(self.pid, 0.05 if self.left_s > 0 else 0)
+            if status is not None:
+                _kill_group(self.pid)
+                return status
+        _kill_group(self.pid)
+        return _wait(self.pid, REAP_SECONDS)
+
+    def answer(self) -> Answer:
+        late = not self.complete and self.left_s <= 0
+        status = self.close()
+        duration = time.monotonic() - self.started
+        if self.complete:
+            kind, value, trace = pickle.loads(self.data[8:])  # written by our own child
+            return Answer(value, None if kind == "value" else CrashedError(value, trace=trace), duration)
+        if late:
+            return Answer(None, TimedOutError(self.timeout_s, hung=status is None), duration)
+        return Answer(None, CrashedError(describe_status(status)), duration)
+
+
+def run_all(functions: Sequence[tuple[Callable[[], Any], float]]) -> list[Answer]:
+    """Run (function, timeout in seconds) pairs side by side, each in a child; return their answers in order."""
+    children = []
+    answers: dict[int, Answer] = {}
+    selector = selectors.DefaultSelector()
+    try:
+        for function, timeout_s in functions:
+            child = _Child(function, timeout_s)
+            children.append(child)
+            selector.register(child.fd, selectors.EVENT_READ, child)
+        while len(answers) < len(children):
+            waiting = [c for c in children if c.pid not in answers]
+            ready = {key.data.pid for key, _ in selector.select(max(0.0, min(c.left_s for c in waiting)))}
+            for child in waiting:
+                if (child.pid in ready and child.feed()) or child.left_s <= 0:
+                    selector.unregister(child.fd)
+                    answers[child.pid] = child.answer()
+    finally:
+        for child in children:
+            if child.pid not in answers:
+                child.close()
+        selector.close()
+    return [answers[c.pid] for c in children]
+
+
+def isolated(function: Callable[[], Any], *, timeout_s: float) -> Any:
+    """
+    Return what `function` returns in a forked child.
+
+    Raises:
+        TimedOutError: no answer in time; the child and its process group are killed.
+        CrashedError: the child ended without an answer.
+
+    """
+    answer = run_all([(function, timeout_s)])[0]
+    if answer.error:
+        raise answer.error
+    return answer.value
+
+
+def _serve(function: Callable[[], Any], write: int) -> NoReturn:
+    """In the child: run `function`, send its value, end without running anybody's clean-up code."""
+    code = 1
+    with suppress(BaseException):  # nothing may travel up into a copy of the parent's stack
+        os.setpgid(0, 0)
+        die_with_parent()
+        for signum in TERMINATION_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        os.dup2(2, 1)  # standard output carries only what was asked for
+        _send(write, _call(function))
+        code = 0
+    os._exit(code)
+
+
+def _call(function: Callable[[], Any]) -> tuple[str, Any, str]:
+    try:
+        return "value", function(), ""
+    except SystemExit as error:
+        return "crash", f"called sys.exit({error.code})", ""
+    except Exception as error:  # whatever a check raises is that check's failure
+        return "crash", f"{type(error).__name__}: {error}", traceback.format_exc()
+
+
+def _send(write: int, reply: tuple[str, Any, str]) -> None:
+    try:
+        data = pickle.dumps(reply)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        data = pickle.dumps(("crash", f"its result cannot be sent: {error}", ""))
+    view = memoryview(len(data).to_bytes(8) + data)
+    while view:
+        view = view[os.write(write, view) :]
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """Return the wait status of `pid`, or None when it has not ended after `seconds`."""
+    deadline = time.monotonic() + seconds
+    pause = 0.0005
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # the group may not exist yet, just after the fork
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def describe_status(status: int | None) -> str:
+    """Return a wait status in words."""
+    if status is None:
+        return "does not end"
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code} and no answer"
+
+
+def signal_name(signum: int) -> str:
+    """Return `SIGKILL` for 9, and `signal 77` for a number without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def exit_code(status: int) -> int:
+    """Return the shell's exit code for a wait status: 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def spawn(
+    argv: Sequence[str], *, env: Mapping[str, str], stdout: int | None = None, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own that gets SIGTERM when this process dies."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
+        list(argv), env=dict(env), stdout=stdout, stderr=stderr, process_group=0, preexec_fn=prepare
+    )
+
+
+def descendants() -> list[int]:
+    """Return the pids of all living descendants of this process."""
+    import psutil
+
+    return [p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def kill_descendants(signum: int = signal.SIGKILL) -> None:
+    """Send `signum` to every descendant of this process."""
+    for pid in descendants():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)

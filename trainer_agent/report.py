@@ -1,0 +1,206 @@
+"""The report of a preflight: JSON for machines, text for people, a compact form for the termination log."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent import __version__
+from trainer_agent.check import Status
+from trainer_agent.errors import FatalError
+from trainer_agent.policy import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer_agent.check import CheckResult
+    from trainer_agent.errors import Action
+    from trainer_agent.policy import Suspect
+
+SCHEMA = "trainer-agent.preflight/v1"
+# Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
+TERMINATION_BYTES = 4096
+WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
+COLOURS = {"pass": "32", "warn": "33", "fail": "31", "error": "35", "skip": "2"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that one preflight found out. Times are seconds; `started_at` is ISO 8601 in UTC."""
+
+    verdict: Verdict
+    action: Action
+    hostname: str
+    node_rank: int
+    nnodes: int
+    suspects: Sequence[Suspect]
+    checks: Sequence[CheckResult]
+    started_at: str
+    duration_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form, schema `trainer-agent.preflight/v1`."""
+        return {
+            "schema": SCHEMA,
+            "verdict": str(self.verdict),
+            "exit_code": int(self.verdict.exit_code),
+            "action": str(self.action),
+            "node": {"hostname": self.hostname, "rank": self.node_rank, "nnodes": self.nnodes},
+            "suspects": [asdict(s) for s in self.suspects],
+            "checks": [c.as_dict() for c in self.checks],
+            "started_at": self.started_at,
+            "duration_s": round(self.duration_s, 3),
+            "versions": {
+                "trainer-agent": __version__,
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+            },
+        }
+
+
+def load(path: str) -> dict[str, Any]:
+    """
+    Return a saved report.
+
+    Raises:
+        FatalError: the file cannot be read, or holds something else.
+
+    """
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise FatalError(
+            "report-unreadable",
+            f"{path} is not a readable JSON report: {error}",
+            hint="pass the file that --report-file wrote",
+        ) from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise FatalError(
+            "report-schema",
+            f"{path} has schema {found!r}, wanted {SCHEMA!r}",
+            hint="pass the file that --report-file wrote",
+        )
+    return data
+
+
+def render(data: dict[str, Any], *, colour: bool = False) -> str:
+    """Return a report as text for a terminal, the culprit first, with a hint under each finding."""
+    node = data["node"]
+    where = f"node {node['rank']} of {node['nnodes']} ({node['hostname']})"
+    lines = [
+        f"{_paint('preflight ' + data['verdict'].upper(), data['verdict'], colour)}  {where}  {data['duration_s']:.1f} s",
+        "",
+    ]
+    lines[1:1] = [f"  suspect: {s['kind']} {s['id']}: {s['reason']}" for s in data["suspects"]]
+    width = max((len(c["name"]) for c in data["checks"]), default=0)
+    order = [str(s) for s in WORST_FIRST]
+    for check in sorted(data["checks"], key=lambda c: order.index(c["status"])):
+        lines.append(
+            f"{_paint(check['status'].upper().ljust(5), check['status'], colour)}  {check['name'].ljust(width)}  {check['message']}"
+        )
+        lines += [line for finding in check["findings"] for line in _finding_lines(finding)]
+    lines += ["", _footer(data)]
+    return "\n".join(lines) + "\n"
+
+
+def _finding_lines(finding: dict[str, Any]) -> list[str]:
+    hint = [f"         -> {finding['hint']}"] if finding["hint"] else []
+    return [f"       {finding['severity']}: {finding['message']} [{finding['code']}]", *hint]
+
+
+def _footer(data: dict[str, Any]) -> str:
+    failed = [c["name"] for c in data["checks"] if c["status"] in ("fail", "error")]
+    if failed:
+        return f"action: {data['action']}. To go on in spite of a check: --ignore {','.join(failed)}"
+    return f"action: {data['action']}"
+
+
+def _paint(text: str, status: str, colour: bool) -> str:  # private, and always passed by position
+    code = COLOURS.get({"retry": "fail", "fatal": "fail"}.get(status, status))
+    return f"\033[{code}m{text}\033[0m" if colour and code else text
+
+
+def compact(data: dict[str, Any], *, limit: int = TERMINATION_BYTES) -> str:
+    """Return verdict, suspects and findings, worst first, as JSON of at most `limit` bytes."""
+    findings = [
+        {"check": c["name"], "code": f["code"], "message": f["message"], "hint": f["hint"]}
+        for status in WORST_FIRST
+        for c in data["checks"]
+        if c["status"] == str(status)
+        for f in c["findings"] or _without_findings(c)
+    ]
+    head = {k: data[k] for k in ("verdict", "exit_code", "action", "node", "suspects")}
+    return fit(head, findings, limit=limit)
+
+
+def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:
+    """A check that broke has a message only."""
+    return [{"code": "check-broke", "message": check["message"], "hint": ""}] if check["status"] == "error" else []
+
+
+def fit(head: dict[str, Any], findings: list[dict[str, Any]], *, limit: int) -> str:
+    """Return `head` with as many of `findings`, from the first, as `limit` bytes of JSON hold."""
+    for count in range(len(findings), 0, -1):
+        left_out = {"left_out": len(findings) - count} if count < len(findings) else {}
+        text = _json({**head, "findings": findings[:count], **left_out})
+        if len(text.encode()) <= limit:
+            return text
+    return shorten(_json(head), limit)
+
+
+def with_tail(message: dict[str, Any], key: str, *, limit: int = TERMINATION_BYTES) -> str:
+    """Return `message` as JSON of at most `limit` bytes; text under `key` loses its beginning, the end says most."""
+    text = _json(message)
+    while (excess := len(text.encode()) - limit) > 0 and message.get(key):
+        message = {**message, key: message[key][max(1, excess // 2) :]}
+        text = _json(message)
+    return shorten(text, limit)
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return at most `limit` bytes of `text`, cut at a character."""
+    return text.encode()[:limit].decode(errors="ignore")
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """
+    Write a file so that nobody ever sees half of it.
+
+    Raises:
+        FatalError: it cannot be written.
+
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise FatalError(
+            "not-writable", f"cannot write {path}: {error.strerror}", hint="give a path on a writable volume"
+        ) from error
+
+
+def write_termination(path: str | Path, text: str) -> None:
+    """Write the termination message in place: the kubelet mounts that file, so it can be neither replaced nor removed."""
+    try:
+        Path(path).write_text(shorten(text, TERMINATION_BYTES))
+    except OSError as error:
+        raise FatalError("not-writable", f"cannot write the termination message to {path}: {error.strerror}") from error

@@ -1,0 +1,296 @@
+"""Who am I, how many are we, where is rank 0: read from the environment that the controller injected."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer_agent.env import Reader, Setting
+from trainer_agent.errors import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 29500  # torchrun's default, and what Kubeflow's torch plugin injects
+MAX_PORT = 65535
+# Hostname of an indexed pod of a TrainJob: <job>-node-0-<index>; a pod's own name adds five random characters.
+POD_NAME = re.compile(r"^(?P<job>.+)-node-\d+-(?P<index>\d+)(-[a-z0-9]{5})?$")
+NPROC_WORDS = ("auto", "cpu", "gpu")  # the words torchrun knows; `xpu` is newer and rare, so it is passed as gpu
+
+
+@dataclass(frozen=True)
+class Topology:
+    """
+    The shape of a job as one node sees it.
+
+    Args:
+        runtime: `torch`, `jax`, or `plain` when nothing was injected.
+        min_nodes, max_nodes: equal unless the job is elastic (`PET_NNODES=1:4`).
+        node_rank: this node's rank, 0..max_nodes-1.
+        nproc: processes on this node as asked for: a number, one of `NPROC_WORDS`, or None when nobody asked.
+        master_addr, master_port: where rank 0 listens; the address is empty on a single node.
+        rdzv_backend: `static` or what `PET_RDZV_BACKEND` names.
+        settings: every value that was read, with its origin.
+        findings: contradictions; `ERROR` ones make the job impossible.
+
+    """
+
+    runtime: str
+    min_nodes: int
+    max_nodes: int
+    node_rank: int
+    nproc: int | str | None
+    master_addr: str
+    master_port: int
+    rdzv_backend: str
+    hostname: str
+    settings: tuple[Setting, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change while the job runs."""
+        return self.min_nodes != self.max_nodes
+
+    @property
+    def single_node(self) -> bool:
+        """Whether no other node takes part."""
+        return self.max_nodes == 1
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that make the job impossible."""
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR)
+
+
+def read_topology(environ: Mapping[str, str], *, hostname: str) -> Topology:
+    """Return the topology that `environ` describes; never raises, contradictions become findings."""
+    reader = _TopologyReader(environ, environ.get("HOSTNAME", "").strip() or hostname)
+    if any(name.startswith("JAX_") for name in environ) and "PET_NNODES" not in environ:
+        return reader.jax()
+    return reader.torch()
+
+
+class _TopologyReader:
+    """Collect settings and findings while the values are parsed."""
+
+    def __init__(self, environ: Mapping[str, str], hostname: str) -> None:
+        self.environ = environ
+        self.hostname = hostname
+        self.reader = Reader(environ)
+        self.findings: list[Finding] = []
+        self.pod = POD_NAME.match(hostname)
+
+    def torch(self) -> Topology:
+        injected = sorted(n for n in self.environ if n.startswith("PET_"))
+        min_nodes, max_nodes = self._nnodes("PET_NNODES")
+        nproc = self._nproc()
+        rank = self._torch_rank()
+        master, port = self._master(max_nodes)
+        backend = self._backend(elastic=min_nodes != max_nodes)
+        if not injected:
+            self._missing()
+        self._check_rank("PET_NODE_RANK", rank, max_nodes)
+        if injected:
+            self._compare_with_pod(rank)
+        return self._topology(
+            "torch" if injected else "plain",
+            (min_nodes, max_nodes),
+            rank,
+            nproc=nproc,
+            master=master,
+            port=port,
+            backend=backend,
+        )
+
+    def jax(self) -> Topology:
+        nodes = self._integer("JAX_NUM_PROCESSES", default=1, low=1, effect="number of nodes, one process each")
+        rank = self._integer("JAX_PROCESS_ID", default=0, low=0, effect="this node's rank")
+        address = self.reader.get("JAX_COORDINATOR_ADDRESS", effect="where process 0 listens") or ""
+        host, _, port_text = address.rpartition(":")
+        port = int(port_text) if port_text.isdigit() else 0
+        if nodes > 1 and not (host and 0 < port <= MAX_PORT):
+            self._error(
+                "master-addr-missing",
+                f"JAX_COORDINATOR_ADDRESS={address!r} is not host:port, and JAX_NUM_PROCESSES={nodes}",
+                "set JAX_COORDINATOR_ADDRESS to the first pod's name and a port, as the jax runtime of Trainer does",
+            )
+        self._check_rank("JAX_PROCESS_ID", rank, nodes)
+        return self._topology("jax", (nodes, nodes), rank, nproc=1, master=host, port=port, backend="jax")
+
+    def _topology(
+        self,
+        runtime: str,
+        nodes: tuple[int, int],
+        rank: int,
+        *,
+        nproc: int | str | None,
+        master: str,
+        port: int,
+        backend: str,
+    ) -> Topology:
+        return Topology(
+            runtime=runtime,
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            node_rank=rank,
+            nproc=nproc,
+            master_addr=master,
+            master_port=port,
+            rdzv_backend=backend,
+            hostname=self.hostname,
+            settings=tuple(self.reader.settings),
+            findings=tuple(self.findings),
+        )
+
+    def _error(self, code: str, message: str, hint: str) -> None:
+        self.findings.append(Finding(code, message, hint=hint))
+
+    def _warn(self, code: str, message: str, hint: str) -> None:
+        self.findings.append(Finding(code, message, Severity.WARNING, hint))
+
+    def _integer(self, name: str, *, default: int, low: int, high: int | None = None, effect: str) -> int:
+        text = self.reader.get(name, default=str(default), effect=effect) or ""
+        try:
+            value = int(text)
+        except ValueError:
+            self._error(
+                "not-an-integer", f"{name}={text!r} is not a whole number", f"set {name} to a number such as {default}"
+            )
+            return default
+        if value < low or (high is not None and value > high):
+            wanted = f"{low} or more" if high is None else f"{low}..{high}"
+            self._error("out-of-range", f"{name}={value} is outside {wanted}", f"set {name} to a number in {wanted}")
+            return default
+        return value
+
+    def _nnodes(self, name: str) -> tuple[int, int]:
+        text = self.reader.get(name, default="1", effect="number of nodes (MIN:MAX when elastic)") or ""
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+        low = int(match[1]) if match else 0
+        high = int(match[2] or match[1]) if match else 0
+        if not 1 <= low <= high:
+            self._error(
+                "nnodes-invalid",
+                f"{name}={text!r} is neither a number of nodes (1 or more) nor a range MIN:MAX",
+                f"set {name} to a number such as 2, or to a range such as 1:4 for an elastic job",
+            )
+            return 1, 1
+        return low, high
+
+    def _nproc(self) -> int | str | None:
+        name = "PET_NPROC_PER_NODE"
+        text = self.reader.get(name, effect="processes asked for on this node")
+        if text is None:
+            return None
+        if text in NPROC_WORDS:
+            return text
+        if re.fullmatch(r"[0-9]+", text) and int(text) > 0:
+            return int(text)
+        self._error(
+            "nproc-invalid",
+            f"{name}={text!r} is neither auto, cpu, gpu nor a number of 1 or more",
+            "set spec.trainer.numProcPerNode of the TrainJob to auto, or to the number of GPUs in a pod",
+        )
+        return None
+
+    def _torch_rank(self) -> int:
+        effect = "this node's rank"
+        if "PET_NODE_RANK" in self.environ:
+            return self._integer("PET_NODE_RANK", default=0, low=0, effect=effect)
+        if "JOB_COMPLETION_INDEX" in self.environ:
+            return self._integer(
+                "JOB_COMPLETION_INDEX", default=0, low=0, effect=f"{effect}, as PET_NODE_RANK is not set"
+            )
+        if self.pod:
+            self.reader.note("PET_NODE_RANK", self.pod["index"], origin=f"pod name {self.hostname}", effect=effect)
+            return int(self.pod["index"])
+        self.reader.note("PET_NODE_RANK", "0", origin="default", effect=effect)
+        return 0
+
+    def _master(self, max_nodes: int) -> tuple[str, int]:
+        address = self.reader.get("PET_MASTER_ADDR", effect="where rank 0 listens") or ""
+        port = self._integer(
+            "PET_MASTER_PORT",
+            default=DEFAULT_PORT,
+            low=1,
+            high=MAX_PORT,
+            effect="port of the rendezvous and of MASTER_PORT",
+        )
+        endpoint = self.reader.get("PET_RDZV_ENDPOINT", effect="overrides address and port of the rendezvous") or ""
+        if endpoint:
+            return self._endpoint(endpoint, port)
+        if max_nodes > 1 and not address:
+            self._error(
+                "master-addr-missing",
+                f"PET_MASTER_ADDR is empty although the job has {max_nodes} nodes",
+                "set it to the name of the pod with rank 0, such as <job>-node-0-0.<job>; "
+                "Trainer injects it when the TrainJob has a spec.trainer (an empty one is enough)",
+            )
+        return address.strip("[]"), port
+
+    def _endpoint(self, endpoint: str, port: int) -> tuple[str, int]:
+        host, colon, port_text = endpoint.rpartition(":")
+        if not colon or (":" in host and not host.startswith("[")):  # a bare IPv6 address has no port
+            return endpoint.strip("[]"), port
+        if not port_text.isdigit() or not 0 < int(port_text) <= MAX_PORT:
+            self._error(
+                "endpoint-invalid",
+                f"PET_RDZV_ENDPOINT={endpoint!r} has no valid port",
+                f"write it as host:port, such as {host or 'host'}:{DEFAULT_PORT}",
+            )
+            return host.strip("[]"), port
+        return host.strip("[]"), int(port_text)
+
+    def _backend(self, *, elastic: bool) -> str:
+        # A static rendezvous waits for MAX nodes and fails when fewer come, so an elastic job needs c10d.
+        default = "c10d" if elastic else "static"
+        backend = (
+            self.reader.get("PET_RDZV_BACKEND", default=default, effect="how the nodes find each other") or default
+        )
+        if elastic and backend == "static":
+            self._error(
+                "elastic-needs-c10d",
+                "PET_RDZV_BACKEND=static cannot serve an elastic job: it waits for the largest number of nodes",
+                "set PET_RDZV_BACKEND=c10d, or leave it unset",
+            )
+        return backend
+
+    def _check_rank(self, name: str, rank: int, max_nodes: int) -> None:
+        if rank >= max_nodes and not any(f.code == "nnodes-invalid" for f in self.findings):
+            self._rank_outside(name, rank, max_nodes)
+
+    def _rank_outside(self, name: str, rank: int, max_nodes: int) -> None:
+        if not any(n.startswith(("PET_", "JAX_")) for n in self.environ):
+            return  # `pet-missing` says it better
+        count = "JAX_NUM_PROCESSES" if name.startswith("JAX_") else "PET_NNODES"
+        wanted = f"0..{max_nodes - 1}" if max_nodes > 1 else "0"
+        self._error(
+            "rank-outside-nnodes",
+            f"{name}={rank} is outside {wanted} ({count}={max_nodes})",
+            f"set {count} to the number of pods, or {name} to one of {wanted}",
+        )
+
+    def _missing(self) -> None:
+        """Say that nothing was injected although this is a pod of a TrainJob."""
+        index = self.environ.get("JOB_COMPLETION_INDEX", "").strip() or (self.pod["index"] if self.pod else "")
+        if not self.pod and not index:
+            return
+        message = f"no PET_* variable is set although this pod ({self.hostname}) has index {index} in its job"
+        hint = (
+            "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
+            "list it in mlPolicy.torch.envInjection of the runtime"
+        )
+        if index.isdigit() and int(index) > 0:
+            self._error("pet-missing", message, hint)
+        else:
+            self._warn("pet-missing", f"{message}; taken for a job of one node", hint)
+
+    def _compare_with_pod(self, rank: int) -> None:
+        if self.pod and "PET_NODE_RANK" in self.environ and int(self.pod["index"]) != rank:
+            self._warn(
+                "rank-differs-from-pod",
+                f"PET_NODE_RANK={rank}, but this pod is {self.hostname}",
+                "two pods with one rank cannot rendezvous: make sure that another pod does not have this rank too",
+            )
