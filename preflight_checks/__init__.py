@@ -1,4 +1,4 @@
-"""The checks that come with trainer-agent, one file each; reached through the entry-point group `trainer_agent.checks`."""
+"""The checks of trainer-agent, one file each, reached through the entry-point group `trainer_agent.checks`."""
 
 # name: module:attribute. The order is that of the report.
 CATALOGUE = {

@@ -59,7 +59,7 @@ def list_checks() -> dict[str, Listed]:
     for entry in found:
         try:
             catalogues.append((entry.name, entry.load()))
-        except Exception as error:  # one broken package must not take the others' checks away
+        except Exception as error:  # noqa: BLE001  # one broken package must not take the others' checks away
             get_logger().warning(
                 "a package of checks cannot be loaded", provider=entry.name, target=entry.value, error=repr(error)
             )

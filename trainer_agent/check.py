@@ -28,14 +28,14 @@ PROFILES = ("quick", "standard", "deep")
 class Status(StrEnum):
     """What became of a check. `error` means that the check itself broke or ran out of time."""
 
-    PASS = "pass"  # a status, not a password
+    PASS = "pass"  # noqa: S105  # a status, not a password
     WARN = "warn"
     FAIL = "fail"
     SKIP = "skip"
     ERROR = "error"
 
 
-class Skip(Exception):  # it is an outcome, not an error
+class Skip(Exception):  # noqa: N818  # it is an outcome, not an error
     """Raised by a check that has nothing to look at; the message is the reason."""
 
 
@@ -146,7 +146,7 @@ class Check:
         question: what it answers.
         rules: everything it can find.
         function: the check itself.
-        timeout_s: after so many seconds it is killed and reported as `error`; a function of the context where it depends.
+        timeout_s: when it is killed and reported as `error`; a function of the context where it depends.
         profile: the cheapest profile that runs it.
 
     """

@@ -116,8 +116,8 @@ def run(argv: Sequence[str]) -> int:
         # Whoever read our output went away, as `| head` does; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
-    except Exception:  # the last door: a bug of ours
-        return _bug()
+    except Exception as error:  # noqa: BLE001  # the last door: a bug of ours
+        return _bug(error)
 
 
 def _report(error: AgentError) -> int:
@@ -131,7 +131,7 @@ def _report(error: AgentError) -> int:
     return int(error.exit_code)
 
 
-def _bug() -> int:
+def _bug(error: Exception) -> int:
     from trainer_agent.log import get_logger
 
     hint = "this is a bug of trainer-agent; please report it with this log"

@@ -1,4 +1,4 @@
-"""The door to this machine: files of /proc and /sys, clocks, names, sockets. A fake stands in `trainer_agent.testing`."""
+"""The door to this machine: files of /proc and /sys, clocks, names, sockets. `trainer_agent.testing` has a fake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NameLookupError(AgentError):
 
 @dataclass(frozen=True)
 class Space:
-    """A file system: bytes in all, bytes free for us, whether we may write, and free inodes (None when it has no limit)."""
+    """A file system: bytes in all and free for us, whether we may write, free inodes (None when without limit)."""
 
     size: int
     free: int
@@ -69,7 +69,7 @@ class Host:
     def names(self, path: str | PurePath) -> list[str]:
         """Return the sorted names in a directory, none when it cannot be read."""
         try:
-            return sorted(os.listdir(self.path(path)))
+            return sorted(p.name for p in self.path(path).iterdir())
         except OSError:
             return []
 
@@ -125,7 +125,7 @@ class Host:
         return list(found)
 
     def claim(self, address: str, port: int) -> str:
-        """Return `free`, `taken`, or `elsewhere` for an address that is not this machine's; other answers are errors' names."""
+        """Return `free`, `taken`, `elsewhere` when the address is not this machine's, or the name of another error."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TCPStore does: TIME_WAIT is no obstacle

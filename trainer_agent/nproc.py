@@ -128,16 +128,16 @@ def _number(asked: int, found: Accelerators, *, name: str, cpus: float) -> Decis
 def _idle(asked: int, found: Accelerators, *, name: str) -> str:
     """A claim of Dynamic Resource Allocation without a CPU request makes the controller inject 1."""
     return (
-        f"{_processes(asked)} as {name} says, so {found.count - asked} of {found.count} devices stay idle ({found.source}); "
-        "--nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all of them, also with Dynamic Resource Allocation"
+        f"{_processes(asked)} as {name} says, so {found.count - asked} of {found.count} devices stay idle "
+        f"({found.source}); --nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all of them, also with Dynamic Resource Allocation"
     )
 
 
 def _number_without_devices(asked: int, found: Accelerators, *, name: str, cpus: float) -> Decision:
     most = max(1, math.ceil(cpus))
     if asked > most:
-        reason = f"{_processes(most)}, not {name}, because no accelerator is visible{_why(found)} and the CPU limit is {cpus:g}"
-        return Decision(most, reason, changed=True, warning=True)
+        why = f"because no accelerator is visible{_why(found)} and the CPU limit is {cpus:g}"
+        return Decision(most, f"{_processes(most)}, not {name}, {why}", changed=True, warning=True)
     reason = f"{_processes(asked)} as {name} says, on CPUs: no accelerator is visible{_why(found)}"
     return Decision(asked, reason, warning=bool(found.problem))
 

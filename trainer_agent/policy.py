@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Verdict(StrEnum):
     """What a report says in one word."""
 
-    PASS = "pass"  # a verdict, not a password
+    PASS = "pass"  # noqa: S105  # a verdict, not a password
     WARN = "warn"
     RETRY = "retry"
     FATAL = "fatal"

@@ -128,7 +128,7 @@ class _Child:
         status = self.close()
         duration = time.monotonic() - self.started
         if self.complete:
-            kind, value, trace = pickle.loads(self.data[8:])  # written by our own child
+            kind, value, trace = pickle.loads(self.data[8:])  # noqa: S301  # written by our own child
             return Answer(value, None if kind == "value" else CrashedError(value, trace=trace), duration)
         if late:
             return Answer(None, TimedOutError(self.timeout_s, hung=status is None), duration)
@@ -194,7 +194,7 @@ def _call(function: Callable[[], Any]) -> tuple[str, Any, str]:
         return "value", function(), ""
     except SystemExit as error:
         return "crash", f"called sys.exit({error.code})", ""
-    except Exception as error:  # whatever a check raises is that check's failure
+    except Exception as error:  # noqa: BLE001  # whatever a check raises is that check's failure
         return "crash", f"{type(error).__name__}: {error}", traceback.format_exc()
 
 
@@ -261,7 +261,12 @@ def spawn(
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
-        list(argv), env=dict(env), stdout=stdout, stderr=stderr, process_group=0, preexec_fn=prepare
+        list(argv),
+        env=dict(env),
+        stdout=stdout,
+        stderr=stderr,
+        process_group=0,
+        preexec_fn=prepare,  # noqa: PLW1509  # no thread runs yet
     )
 
 

@@ -36,8 +36,8 @@ class MasterElsewhereError(RetryError):
     def __init__(self, name: str, addresses: list[str]) -> None:
         super().__init__(
             "master-elsewhere",
-            f"this node has rank 0, but PET_MASTER_ADDR={name} is {', '.join(addresses)}, which is no address of this node",
-            hint="two nodes may have PET_NODE_RANK=0, or the ranks are swapped: rank 0 must be the pod that PET_MASTER_ADDR names",
+            f"this node has rank 0, but PET_MASTER_ADDR={name} is {', '.join(addresses)}, no address of this node",
+            hint="two nodes have PET_NODE_RANK=0, or ranks are swapped: rank 0 must be the pod that PET_MASTER_ADDR names",
         )
 
 
@@ -48,7 +48,7 @@ class PortTakenError(RetryError):
         super().__init__(
             "master-port-taken",
             f"PET_MASTER_PORT={port} is taken on this node{holder}",
-            hint="end the process that holds it, or set another PET_MASTER_PORT on all nodes (with hostNetwork jobs share ports)",
+            hint="end the process that holds it, or set another PET_MASTER_PORT on all nodes (hostNetwork jobs share ports)",
         )
 
 
@@ -126,11 +126,8 @@ def _holder(port: int) -> str:
     import psutil
 
     try:
-        pids = {
-            c.pid
-            for c in psutil.net_connections("tcp")
-            if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid
-        }
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr]
+        pids = {c.pid for c in listening if c.pid and c.laddr[1] == port}
         names = [f"{psutil.Process(pid).name()} (pid {pid})" for pid in sorted(pids)]
     except (psutil.Error, OSError):
         return ""

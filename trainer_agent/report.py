@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent import __version__
 from trainer_agent.check import Status
 from trainer_agent.errors import FatalError
-from trainer_agent.policy import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer_agent.check import CheckResult
     from trainer_agent.errors import Action
-    from trainer_agent.policy import Suspect
+    from trainer_agent.policy import Suspect, Verdict
 
 SCHEMA = "trainer-agent.preflight/v1"
 # Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
@@ -93,17 +92,14 @@ def render(data: dict[str, Any], *, colour: bool = False) -> str:
     """Return a report as text for a terminal, the culprit first, with a hint under each finding."""
     node = data["node"]
     where = f"node {node['rank']} of {node['nnodes']} ({node['hostname']})"
-    lines = [
-        f"{_paint('preflight ' + data['verdict'].upper(), data['verdict'], colour)}  {where}  {data['duration_s']:.1f} s",
-        "",
-    ]
-    lines[1:1] = [f"  suspect: {s['kind']} {s['id']}: {s['reason']}" for s in data["suspects"]]
+    title = _paint(f"preflight {data['verdict'].upper()}", data["verdict"], colour=colour)
+    suspects = [f"  suspect: {s['kind']} {s['id']}: {s['reason']}" for s in data["suspects"]]
+    lines = [f"{title}  {where}  {data['duration_s']:.1f} s", *suspects, ""]
     width = max((len(c["name"]) for c in data["checks"]), default=0)
     order = [str(s) for s in WORST_FIRST]
     for check in sorted(data["checks"], key=lambda c: order.index(c["status"])):
-        lines.append(
-            f"{_paint(check['status'].upper().ljust(5), check['status'], colour)}  {check['name'].ljust(width)}  {check['message']}"
-        )
+        status = _paint(check["status"].upper().ljust(5), check["status"], colour=colour)
+        lines.append(f"{status}  {check['name'].ljust(width)}  {check['message']}")
         lines += [line for finding in check["findings"] for line in _finding_lines(finding)]
     lines += ["", _footer(data)]
     return "\n".join(lines) + "\n"
@@ -121,7 +117,7 @@ def _footer(data: dict[str, Any]) -> str:
     return f"action: {data['action']}"
 
 
-def _paint(text: str, status: str, colour: bool) -> str:  # private, and always passed by position
+def _paint(text: str, status: str, *, colour: bool) -> str:
     code = COLOURS.get({"retry": "fail", "fatal": "fail"}.get(status, status))
     return f"\033[{code}m{text}\033[0m" if colour and code else text
 
@@ -187,10 +183,10 @@ def write_whole(path: str | Path, text: str) -> None:
         try:
             with os.fdopen(fd, "w") as file:
                 file.write(text)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
+            Path(name).chmod(0o644)
+            Path(name).replace(target)
         except BaseException:
-            os.unlink(name)
+            Path(name).unlink()
             raise
     except OSError as error:
         raise FatalError(
@@ -199,7 +195,7 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def write_termination(path: str | Path, text: str) -> None:
-    """Write the termination message in place: the kubelet mounts that file, so it can be neither replaced nor removed."""
+    """Write in place: the kubelet mounts that file, so it can be neither replaced nor removed."""
     try:
         Path(path).write_text(shorten(text, TERMINATION_BYTES))
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.accelerators import Accelerators
@@ -13,7 +12,7 @@ from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import PurePath
+    from pathlib import Path, PurePath
 
     from trainer_agent.check import Check
 

@@ -52,7 +52,7 @@ def explain(output: str, script: tuple[str, ...], **settings: Any) -> int:
 
 
 def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> dict[str, Any]:
-    """Return settings, problems and the command that would run; `exit_code` is what `launch` would give up with, or 0."""
+    """Return settings, problems and the command; `exit_code` is what `launch` would give up with, or 0."""
     topology = read_topology(environ, hostname=host.hostname())
     rows = [*topology.settings, *_limits(host), *_options(environ)]
     problems = [_problem(f) for f in topology.findings]

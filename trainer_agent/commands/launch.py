@@ -128,7 +128,7 @@ def launch(script: tuple[str, ...], **settings: Any) -> int:
 def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> int:
     """Launch `script`; return its exit code when supervising, and not at all when exec'ing."""
     try:
-        topology, decision, command = prepare(options, script, environ, host)
+        topology, command = prepare(options, script, environ, host)
         if options.dry_run:
             click.echo(shlex.join(command.argv))
             return ExitCode.PASS
@@ -149,9 +149,9 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
 
 def prepare(
     options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host
-) -> tuple[Topology, Decision, Command]:
+) -> tuple[Topology, Command]:
     """
-    Return the job's shape, the number of processes and the command, without waiting for anybody.
+    Return the job's shape and the command, without waiting for anybody.
 
     Raises:
         AgentError: the environment contradicts itself, or this node cannot do what was asked.
@@ -180,7 +180,7 @@ def prepare(
         log("number of processes", nproc=decision.value, reason=decision.reason, omp_num_threads=decision.omp_threads)
     if command.note:
         get_logger().warning(command.note)
-    return topology, decision, command
+    return topology, command
 
 
 def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host) -> Decision:
@@ -228,7 +228,7 @@ def _become(command: Command) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command.argv[0], command.argv, dict(command.env))  # becoming the user's command is the job
+        os.execvpe(command.argv[0], command.argv, dict(command.env))  # noqa: S606  # becoming the user's command is the job
     except OSError as error:
         raise cannot_start(command.argv, error) from error
 

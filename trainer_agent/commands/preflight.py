@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import os
 import sys
@@ -52,7 +52,7 @@ class PreflightOptions:
     rendezvous_timeout: float
 
 
-class Names(click.ParamType):
+class Names(click.ParamType[tuple[str, ...]]):
     """Comma-separated names."""
 
     name = "name,name…"
@@ -195,7 +195,7 @@ def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -
         nnodes=topology.max_nodes,
         suspects=policy.suspects(results, hostname=topology.hostname, node_rank=topology.node_rank),
         checks=results,
-        started_at=datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="milliseconds"),
+        started_at=dt.datetime.fromtimestamp(started, dt.UTC).isoformat(timespec="milliseconds"),
         duration_s=host.monotonic() - began,
     )
 

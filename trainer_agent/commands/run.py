@@ -51,7 +51,7 @@ def _valid_steps(_ctx: click.Context, _param: click.Parameter, value: tuple[str,
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
-    ctx: click.Context, steps: tuple[str, ...], timeline: str | None, script: tuple[str, ...], **settings: Any
+    ctx: click.Context, /, steps: tuple[str, ...], timeline: str | None, script: tuple[str, ...], **settings: Any
 ) -> int:
     """
     Go the whole way: check this node, fetch dataset and model, launch the script.

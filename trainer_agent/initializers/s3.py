@@ -12,10 +12,12 @@ from trainer_agent.initializers import Entry
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from obstore.store import ClientConfig, RetryConfig
+
 # Measured best for writing to ext4: larger pieces fall out of the second-level cache.
 CHUNK_BYTES = 256 * 1024
-RETRY = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
-CLIENT = {"connect_timeout": "10s", "timeout": "30 minutes", "read_timeout": "30s"}
+RETRY: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
+CLIENT: ClientConfig = {"connect_timeout": "10s", "timeout": "30 minutes", "read_timeout": "30s"}
 
 
 class S3Source:
@@ -74,7 +76,7 @@ class S3Source:
             "session_token": value("SESSION_TOKEN", "AWS_SESSION_TOKEN"),
         }
         given = {k: v for k, v in settings.items() if v}
-        http = {**CLIENT, "allow_http": (endpoint or "").startswith("http://")}
+        http: ClientConfig = {**CLIENT, "allow_http": (endpoint or "").startswith("http://")}
         return S3Store(self.bucket, client_options=http, retry_config=RETRY, **given)
 
     @contextmanager

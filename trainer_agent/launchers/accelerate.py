@@ -16,7 +16,7 @@ def suits(job: Job) -> bool:
 
 
 def command(job: Job) -> Command:
-    """Return the command with machines, processes (of the whole job) and the meeting place; the user's own flags win."""
+    """Return the command with machines, processes (of the whole job) and the meeting place; the user's flags win."""
     shape = job.topology
     if not isinstance(job.nproc.value, int):
         return Command(

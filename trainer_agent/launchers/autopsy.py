@@ -13,10 +13,12 @@ import re
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_agent.process import signal_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EVENT = b'{"name": "torchelastic.'
 TORCHRUN_LINE = re.compile(rb"^[IWEF]\d{4} [\d:.]+ \d+ torch/distributed/|^\[?(INFO|WARNING|ERROR):torch\.distributed")
