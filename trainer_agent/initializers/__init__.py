@@ -48,7 +48,6 @@ def open_source(uri: str, environ: Mapping[str, str]) -> Source:
 
     Raises:
         FatalError: nobody knows the scheme, or the URI names nothing.
-
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme not in SOURCES or not rest.strip("/"):

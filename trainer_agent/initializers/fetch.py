@@ -39,7 +39,6 @@ def fetch(source: Source, destination: Path, *, ignore: Sequence[str] = ()) -> F
     Raises:
         FatalError: there is nothing, a name would leave the destination, or the source refuses.
         RetryError: no space, or the source cannot be reached.
-
     """
     started = time.monotonic()
     entries = [e for e in source.entries() if not any(fnmatch(e.path, p) for p in ignore)]

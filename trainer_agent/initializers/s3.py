@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import AgentError, FatalError, RetryError
@@ -37,30 +38,43 @@ class S3Source:
     def entries(self) -> list[Entry]:
         """List the objects; markers of empty directories are left out."""
         with self._translated():
-            store = self._store()
-            below = [(str(m["path"]), int(m["size"])) for page in store.list(prefix=self.prefix or None) for m in page]
-        entries = [
-            Entry(self._relative(key), size, key) for key, size in below if not (key.endswith("/") and size == 0)
-        ]
+            below = [(str(m["path"]), int(m["size"])) for m in self._list()]
+        # An empty object may be the marker of a directory: obstore drops the slash that ends its key.
+        entries = [Entry(self._relative(key), size, key) for key, size in below if size or self._size(key) is not None]
         return entries or self._single()
 
     def read(self, entry: Entry) -> Iterator[bytes]:
         """Yield the bytes of one object."""
         with self._translated():
-            for chunk in self._store().get(entry.key).stream(min_chunk_size=CHUNK_BYTES):
+            for chunk in self._store.get(entry.key).stream(min_chunk_size=CHUNK_BYTES):
                 yield bytes(chunk)
 
+    def _list(self) -> list[Any]:
+        import obstore.exceptions as oe
+
+        try:
+            return [meta for page in self._store.list(prefix=self.prefix or None) for meta in page]
+        except oe.GenericError:
+            # obstore hides the status of a failed listing in a text; asking for an object tells it by type.
+            self._store.head(self.prefix or "any")
+            raise
+
+    def _size(self, key: str) -> int | None:
+        """Return an object's size, None when there is none by exactly this name."""
+        with self._translated():
+            try:
+                return int(self._store.head(key)["size"])
+            except FileNotFoundError:
+                return None
+
     def _single(self) -> list[Entry]:
-        if not self.prefix:
-            return []
-        with self._translated(missing_ok=True):
-            meta = self._store().head(self.prefix)
-            return [Entry(self.prefix.rpartition("/")[2], int(meta["size"]), self.prefix)]
-        return []
+        size = self._size(self.prefix) if self.prefix else None
+        return [] if size is None else [Entry(self.prefix.rpartition("/")[2], size, self.prefix)]
 
     def _relative(self, key: str) -> str:
         return key[len(self.prefix) :].lstrip("/") if self.prefix else key
 
+    @cached_property
     def _store(self) -> Any:
         from obstore.store import S3Store
 
@@ -80,7 +94,7 @@ class S3Source:
         return S3Store(self.bucket, client_options=http, retry_config=RETRY, **given)
 
     @contextmanager
-    def _translated(self, *, missing_ok: bool = False) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Turn obstore's exceptions into ours, by type."""
         import obstore.exceptions as oe
 
@@ -88,10 +102,8 @@ class S3Source:
         try:
             yield
         except (FileNotFoundError, oe.NotFoundError) as error:
-            if not missing_ok:
-                raise FatalError(
-                    "source-not-found", f"{where} does not exist", hint="check STORAGE_URI, ENDPOINT and REGION"
-                ) from error
+            hint = "check the bucket in STORAGE_URI, ENDPOINT and REGION"
+            raise FatalError("source-not-found", f"{where} does not exist", hint=hint) from error
         except (oe.PermissionDeniedError, oe.UnauthenticatedError, PermissionError) as error:
             hint = "check ACCESS_KEY_ID and SECRET_ACCESS_KEY, and that they may list and read this bucket"
             raise FatalError("source-refused", f"the server refuses access to {where}", hint=hint) from error

@@ -1,0 +1,58 @@
+"""A real S3-protocol server that checks signatures and permissions."""
+
+import json
+import urllib.request
+
+import pytest
+from demo import READ_ONLY, s3_server
+
+BUCKET = "bucket"
+OBJECTS = {
+    "data/a.txt": b"alpha",
+    "data/deep/b.bin": bytes(range(256)) * 4096,
+    "data/with space and ü.txt": b"umlaut",
+    "data/empty": b"",
+    "data/marker/": b"",
+    "data-old/stale.txt": b"not mine",
+    "data2.txt": b"not mine either",
+    "hostile/../../outside.txt": b"never",
+    "clash/a": b"a file",
+    "clash/a/b": b"and its directory",
+    "single.bin": b"one object",
+}
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    """Return the variables of a user who may only read the bucket."""
+    import boto3
+
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as endpoint:
+        setup = {"region_name": "us-east-1", "aws_access_key_id": "setup", "aws_secret_access_key": "setup-secret"}
+        client = boto3.client("s3", endpoint_url=endpoint, **setup)
+        iam = boto3.client("iam", endpoint_url=endpoint, **setup)
+        client.create_bucket(Bucket=BUCKET)
+        for key, body in OBJECTS.items():
+            client.put_object(Bucket=BUCKET, Key=key, Body=body)
+        iam.create_user(UserName="reader")
+        iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=json.dumps(READ_ONLY))
+        key = iam.create_access_key(UserName="reader")["AccessKey"]
+        plain = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", data=b"0", headers=plain, method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
+        yield {
+            "ENDPOINT": endpoint,
+            "REGION": "us-east-1",
+            "ACCESS_KEY_ID": key["AccessKeyId"],
+            "SECRET_ACCESS_KEY": key["SecretAccessKey"],
+        }
+
+
+@pytest.fixture
+def tree():
+    """Return a function that reads a directory as {path: bytes}."""
+
+    def read(directory):
+        return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+    return read

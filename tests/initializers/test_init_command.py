@@ -1,0 +1,79 @@
+"""`init` as users run it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*args, env):
+    """Run the program; return its exit code, and its log as a list of dicts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_agent", "init", *args],
+        env={"PATH": os.environ["PATH"], **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()], done
+
+
+@pytest.mark.parametrize("kind", ["dataset", "model"])
+def test_kubeflow_variables_are_enough(s3, tree, tmp_path, kind):
+    """STORAGE_URI, OUTPUT_PATH, IGNORE_PATTERNS and the credentials, as Kubeflow's initializers read them."""
+    env = {
+        **s3,
+        "STORAGE_URI": "s3://bucket/data",
+        "OUTPUT_PATH": str(tmp_path / kind),
+        "IGNORE_PATTERNS": "*.bin,with*",
+    }
+
+    code, log, done = run(kind, env=env)
+
+    assert (code, log[-1]["event"], log[-1]["files"]) == (0, "fetched", 2)
+    assert tree(tmp_path / kind) == {"a.txt": b"alpha", "empty": b""}
+    assert s3["SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+
+
+def test_all_fetches_both(s3, tree, tmp_path):
+    """Each has variables of its own."""
+    env = {
+        **s3,
+        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": "s3://bucket/single.bin",
+        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(tmp_path / "dataset"),
+        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": "s3://bucket/data2.txt",
+        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(tmp_path / "model"),
+    }
+
+    code, _, _ = run("all", env=env)
+
+    assert code == 0
+    assert tree(tmp_path) == {"dataset/single.bin": b"one object", "model/data2.txt": b"not mine either"}
+
+
+def test_a_hostile_name_writes_nothing(s3, tree, tmp_path):
+    """A key with `..` in it ends the fetch with its exit code, not with a file outside."""
+    env = {**s3, "STORAGE_URI": "s3://bucket/hostile", "OUTPUT_PATH": str(tmp_path / "a" / "b")}
+
+    code, log, _ = run("dataset", env=env)
+
+    assert code in (20, 30)
+    assert log[-1]["level"] == "error"
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "args,event",
+    [
+        (["dataset"], "STORAGE_URI is not set"),
+        (["all"], "neither TRAINER_AGENT_INIT_DATASET_STORAGE_URI nor TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set"),
+    ],
+)
+def test_nothing_to_fetch_is_an_error(args, event):
+    """An empty success would start the trainer without data."""
+    code, log, _ = run(*args, env={})
+
+    assert (code, log[-1]["event"]) == (30, event)

@@ -1,0 +1,142 @@
+"""`local`: several nodes on this machine, one exit code, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from trainer_agent.commands.local import Rehearsal, node_environment
+
+SCRIPT = r"""
+import json, os, signal, sys, time
+rank = int(os.environ["RANK"])
+os.write(1, f"rank {{rank}} of {{os.environ['WORLD_SIZE']}}\n".encode())  # whole, though ranks share the pipe
+os.write(2, b"no end of line")
+{body}
+"""
+
+
+@pytest.fixture
+def rehearse(tmp_path):
+    """Return a function that starts `local` with a script's body and returns the process."""
+    running = []
+
+    def start(body, *options, env=None):
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(body=body))
+        command = [sys.executable, "-m", "trainer_agent", "local", "--workdir", str(tmp_path / "work")]
+        process = subprocess.Popen(
+            [*command, "--steps", "launch", *options, "--", str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=20)
+
+
+def left_behind(script):
+    """Return the processes whose command line names `script`."""
+    lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(script) in line]
+
+
+def test_the_environment_is_the_controllers(tmp_path):
+    """Every node gets what Trainer injects, and nothing of another job from the user's shell."""
+    rehearsal = Rehearsal(3, "auto", "launch", ("train.py",), tmp_path)
+    shell = {"PATH": "/bin", "PET_NNODES": "64", "MASTER_ADDR": "elsewhere", "RANK": "7", "MY": "own"}
+
+    env = node_environment(rehearsal, 2, 29501, shell)
+
+    assert {k: v for k, v in env.items() if not k.startswith("TRAINER_AGENT_")} == {
+        "PATH": "/bin",
+        "MY": "own",
+        "HOSTNAME": "local-node-0-2",
+        "JOB_COMPLETION_INDEX": "2",
+        "PET_NNODES": "3",
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": "29501",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@pytest.mark.lab
+def test_two_nodes_meet(rehearse, tmp_path):
+    """Four ranks on two nodes; each line says which node wrote it, and a log file keeps it."""
+    process = rehearse("", "--nnodes", "2", "--nproc-per-node", "2")
+    out, err = process.communicate(timeout=90)
+
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == [f"[node {r // 2}] rank {r} of 4" for r in range(4)]
+    assert f"exit code 0; reports and logs are in {tmp_path}/work/node-*" in err
+    assert "rank 0 of 4\n" in (tmp_path / "work" / "node-0" / "log.txt").read_text()
+    steps = [json.loads(line) for line in (tmp_path / "work" / "node-1" / "timeline.jsonl").read_text().splitlines()]
+    assert [(s["step"], s["exit_code"]) for s in steps] == [("launch", 0)]
+
+
+@pytest.mark.lab
+def test_the_first_failure_decides(rehearse, tmp_path):
+    """One rank fails: its code is the job's, the other node is stopped, its termination message says who it was."""
+    process = rehearse("time.sleep(0 if rank == 1 else 60)\nsys.exit(42)", "--nnodes", "2")
+    _, err = process.communicate(timeout=90)
+
+    assert process.returncode == 42, err
+    message = json.loads((tmp_path / "work" / "node-1" / "termination-log").read_text())
+    assert (message["exit_code"], message["rank"], message["host"]) == (42, 1, "local-node-0-1")
+    assert left_behind(tmp_path / "train.py") == []
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("signum,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_everything(rehearse, tmp_path, signum, code):
+    """Ctrl-C reaches the ranks as a pod's deletion would, and nothing of them stays."""
+    process = rehearse("time.sleep(60)", "--nnodes", "2")
+    while "rank 1 of 2" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+
+    assert process.returncode == code
+    assert left_behind(tmp_path / "train.py") == []
+
+
+@pytest.mark.lab
+def test_nothing_survives_the_death_of_local(rehearse, tmp_path):
+    """Even when it is killed: its nodes are told by the kernel."""
+    process = rehearse("time.sleep(60)", "--nnodes", "2")
+    while "rank 1 of 2" not in process.stdout.readline():
+        assert process.poll() is None
+    agents = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)
+
+    _, alive = psutil.wait_procs(agents, timeout=40)
+    assert [p.cmdline() for p in alive] == []
+
+
+def test_a_work_directory_that_cannot_be_written():
+    """The message names it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_agent", "local", "--workdir", "/proc/none", "--", "x.py"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 30
+    assert json.loads(done.stderr.splitlines()[-1])["code"] == "not-writable"
