@@ -1,7 +1,7 @@
 """Shared memory: data-loader workers and NCCL's transport inside a node need it."""
 
 from trainer_agent.check import Context, Outcome, Rule, check
-from trainer_agent.errors import Severity
+from trainer_agent.errors import Finding, Severity
 
 GIB = 1 << 30
 # Heuristic: containers get 64 MiB by default, and that is the classic failure of DataLoader and NCCL.
@@ -36,7 +36,7 @@ def shm(context: Context) -> Outcome:
             "read-only", (NOT_WRITABLE.found("/dev/shm is read-only, wanted a writable tmpfs", **measured),), measured
         )
     wanted = context.nproc * WANTED_PER_PROCESS
-    findings = ()
+    findings: tuple[Finding, ...] = ()
     if space.size < wanted:
         message = f"/dev/shm has {space.size / GIB:.2f} GiB, wanted {wanted / GIB:g} GiB ({context.nproc} processes)"
         findings = (SMALL.found(message, **measured),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from trainer_agent.check import Check
+from trainer_agent.check import PROFILES, Check
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
 
@@ -32,15 +32,18 @@ class Listed:
 
         Raises:
             FatalError: its module does not import, or holds something else.
-
         """
-        module, _, attribute = self.target.partition(":")
         try:
+            module, _, attribute = self.target.partition(":")
             found = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # other people's modules fail in any way
+        except (Exception, SystemExit) as error:  # other people's modules fail in any way
             raise self._error(f"{type(error).__name__}: {error}") from error
         if not isinstance(found, Check):
             raise self._error(f"it is a {type(found).__name__}, not a Check; decorate the function with @check")
+        if found.name != self.name:
+            raise self._error(f"it calls itself {found.name}; both names must be the same")
+        if found.profile not in PROFILES:
+            raise self._error(f"its profile {found.profile!r} is none of {', '.join(PROFILES)}")
         return found
 
     def _error(self, reason: str) -> FatalError:
@@ -58,8 +61,8 @@ def list_checks() -> dict[str, Listed]:
     catalogues = []
     for entry in found:
         try:
-            catalogues.append((entry.name, entry.load()))
-        except Exception as error:  # noqa: BLE001  # one broken package must not take the others' checks away
+            catalogues.append((entry.name, dict(entry.load())))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # one broken package must not take others' checks away
             get_logger().warning(
                 "a package of checks cannot be loaded", provider=entry.name, target=entry.value, error=repr(error)
             )

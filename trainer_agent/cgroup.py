@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from trainer_agent.env import whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,10 +27,9 @@ class Limits:
         cpu_quota: CPUs' worth of time, None without a quota.
         cpus_allowed: number of CPUs in the affinity mask.
         memory_limit: bytes, None without a limit.
-        memory_used: bytes, None when unknown.
+        memory_used: bytes without the page cache that can be dropped, None when unknown.
         oom_kills: processes of this cgroup killed for memory so far, None when unknown.
         pids_limit: most processes and threads, None without a limit.
-
     """
 
     version: int
@@ -53,7 +54,7 @@ def read_limits(host: Host) -> Limits:
         cpu_quota=groups.cpu_quota(),
         cpus_allowed=len(host.affinity()),
         memory_limit=groups.smallest("memory", "memory.max" if groups.version == 2 else "memory.limit_in_bytes"),
-        memory_used=groups.number("memory", "memory.current" if groups.version == 2 else "memory.usage_in_bytes"),
+        memory_used=groups.memory_used(),
         oom_kills=groups.oom_kills(),
         pids_limit=groups.smallest("pids", "pids.max"),
     )
@@ -81,9 +82,9 @@ class _Groups:
 
     def numbers(self, controller: str, name: str) -> Iterator[int]:
         for directory in self.directories(controller):
-            text = (self.host.read(directory / name) or "").strip()
-            if text.isdigit() and int(text) < NO_LIMIT:
-                yield int(text)
+            number = whole_number((self.host.read(directory / name) or "").strip())
+            if number is not None and number < NO_LIMIT:
+                yield number
 
     def smallest(self, controller: str, name: str) -> int | None:
         return min(self.numbers(controller, name), default=None)
@@ -100,17 +101,26 @@ class _Groups:
             words = (self.host.read(directory / "cpu.max") or "").split()
         else:
             words = [(self.host.read(directory / f"cpu.cfs_{n}_us") or "").strip() for n in ("quota", "period")]
-        if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or int(words[1]) == 0:
-            return None
-        return int(words[0]) / int(words[1])
+        numbers = [whole_number(word) for word in words]
+        return numbers[0] / numbers[1] if len(numbers) == 2 and numbers[0] and numbers[1] else None
+
+    def memory_used(self) -> int | None:
+        """Page cache counts as usage but goes when memory is needed, so it is taken off, as the kubelet does."""
+        v2 = self.version == 2
+        used = self.number("memory", "memory.current" if v2 else "memory.usage_in_bytes")
+        cache = next(self.values("memory", "memory.stat", "inactive_file" if v2 else "total_inactive_file"), 0)
+        return None if used is None else max(0, used - cache)
 
     def oom_kills(self) -> int | None:
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        for directory in self.directories("memory"):
+        return next(self.values("memory", name, "oom_kill"), None)
+
+    def values(self, controller: str, name: str, key: str) -> Iterator[int]:
+        """Yield the numbers after `key` in files of lines `key number`."""
+        for directory in self.directories(controller):
             for line in (self.host.read(directory / name) or "").splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return None
+                if line.startswith(f"{key} "):
+                    yield int(line.split()[1])
 
 
 def _memberships(text: str) -> Iterator[tuple[str, str]]:

@@ -51,7 +51,6 @@ class Rule:
         severity: `warning` or `error`; `info` only informs.
         action: what a failure asks for.
         source: where the threshold comes from.
-
     """
 
     code: str
@@ -78,7 +77,6 @@ class Options:
         optional_storage: paths that should be.
         require_kube_api: whether the API server must answer.
         rendezvous_timeout_s: how long a peer's name may take to appear.
-
     """
 
     profile: str = "standard"
@@ -98,7 +96,6 @@ class Context:
         accelerators: the GPUs or other devices that a training process would see here.
         nproc: processes on this node as `launch` would decide; 1 when it would refuse.
         refusal: why `launch` would refuse to start here, None when it would not.
-
     """
 
     environ: Mapping[str, str]
@@ -120,7 +117,6 @@ class Outcome:
         message: one line with what was measured.
         findings: none means that all is well.
         measurements: numbers for the report, by name with the unit at its end (`free_bytes`, `lookup_ms`).
-
     """
 
     message: str
@@ -148,7 +144,7 @@ class Check:
         function: the check itself.
         timeout_s: when it is killed and reported as `error`; a function of the context where it depends.
         profile: the cheapest profile that runs it.
-
+        waits_for_nodes: whether it waits for other nodes; the budget of a preflight then does not cut its `timeout_s`.
     """
 
     name: str
@@ -157,6 +153,7 @@ class Check:
     function: Callable[[Context], Outcome]
     timeout_s: float | Callable[[Context], float] = 5.0
     profile: str = "quick"
+    waits_for_nodes: bool = False
 
     def deadline_s(self, context: Context) -> float:
         """Return the seconds that the check may take here."""
@@ -169,12 +166,13 @@ def check(
     rules: tuple[Rule, ...],
     timeout_s: float | Callable[[Context], float] = 5.0,
     profile: str = "quick",
+    waits_for_nodes: bool = False,
 ) -> Callable[[Callable[[Context], Outcome]], Check]:
     """Make a check of a function; the first line of its docstring is the question that it answers."""
 
     def make(function: Callable[[Context], Outcome]) -> Check:
         question = (function.__doc__ or "").strip().partition("\n")[0]
-        return Check(name, question, rules, function, timeout_s, profile)
+        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes)
 
     return make
 

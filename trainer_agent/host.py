@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import AgentError
-from trainer_agent.process import TimedOutError, isolated
+from trainer_agent.process import CrashedError, TimedOutError, isolated
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import PurePath
 
 
@@ -24,6 +25,22 @@ class NameLookupError(AgentError):
     def __init__(self, name: str, reason: str, *, published: bool | None = False) -> None:
         super().__init__("name-not-resolved", f"{name} does not resolve ({reason})")
         self.published = published
+
+
+class HttpsError(AgentError):
+    """No HTTP answer; `untrusted` when TLS verification refused the server."""
+
+    def __init__(self, url: str, reason: str, *, untrusted: bool = False) -> None:
+        super().__init__("https-failed", f"{url} does not answer ({reason})")
+        self.untrusted = untrusted
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer: its status, and its Date header in seconds since 1970, None without one."""
+
+    status: int
+    date: float | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,6 @@ class Host:
 
     Args:
         root: directory that stands for `/`, so that tests can lay out /proc and /sys in a folder.
-
     """
 
     def __init__(self, root: str | PurePath = "/") -> None:
@@ -114,12 +130,13 @@ class Host:
 
         Raises:
             NameLookupError: it does not exist, or the name server failed or was silent for `timeout_s` seconds.
-
         """
         try:
             found, reason, published = isolated(lambda: _look_up(name), timeout_s=timeout_s)
         except TimedOutError as error:
             raise NameLookupError(name, f"the name server gave {error}", published=None) from error
+        except CrashedError as error:
+            raise NameLookupError(name, f"the lookup {error}", published=None) from error
         if reason:
             raise NameLookupError(name, reason, published=published)
         return list(found)
@@ -127,14 +144,14 @@ class Host:
     def claim(self, address: str, port: int) -> str:
         """Return `free`, `taken`, `elsewhere` when the address is not this machine's, or the name of another error."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TCPStore does: TIME_WAIT is no obstacle
-            try:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:  # refused where the kernel has no IPv6
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TCPStore does: TIME_WAIT is no obstacle
                 sock.bind((address, port))
                 sock.listen(1)
-            except OSError as error:
-                known = {errno.EADDRINUSE: "taken", errno.EADDRNOTAVAIL: "elsewhere"}
-                return known.get(error.errno or 0, errno.errorcode.get(error.errno or 0, "unknown"))
+        except OSError as error:
+            known = {errno.EADDRINUSE: "taken", errno.EADDRNOTAVAIL: "elsewhere"}
+            return known.get(error.errno or 0, errno.errorcode.get(error.errno or 0, "unknown"))
         return "free"
 
     def answers(self, address: str, port: int, *, timeout_s: float) -> bool:
@@ -144,6 +161,68 @@ class Host:
                 return True
         except OSError:
             return False
+
+    def https_get(self, url: str, *, ca: str | None, timeout_s: float) -> Reply:
+        """
+        Return the answer to a GET without headers of ours and without a proxy.
+
+        Args:
+            ca: file with the certificates to trust; None accepts any certificate, so that nothing secret may be sent.
+
+        Raises:
+            HttpsError: no answer within `timeout_s` seconds, or a server that is not trusted.
+        """
+        authorities = None if ca is None else str(self.path(ca))
+        try:
+            reply, reason, untrusted = isolated(lambda: _get(url, authorities, timeout_s), timeout_s=timeout_s)
+        except TimedOutError as error:
+            raise HttpsError(url, str(error)) from error
+        if reason:
+            raise HttpsError(url, reason, untrusted=untrusted)
+        found: Reply = reply
+        return found
+
+
+def _get(url: str, authorities: str | None, timeout_s: float) -> tuple[Reply | None, str, bool]:
+    """Return the answer, and without one the reason and whether the server is not trusted."""
+    import http.client
+    import ssl
+    from urllib.parse import urlsplit
+
+    try:
+        context = _tls(authorities)
+    except OSError as error:
+        return None, f"{authorities} holds no certificates: {error.strerror}", True
+    try:
+        parts = urlsplit(url)
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
+        connection.request("GET", parts.path)
+        response = connection.getresponse()
+        return Reply(response.status, _date(response.headers["Date"])), "", False
+    except ssl.SSLCertVerificationError as error:
+        return None, f"its certificate is refused: {error.verify_message}", True
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return None, str(error) or type(error).__name__, False
+
+
+def _tls(authorities: str | None) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.create_default_context(cafile=authorities)
+    if authorities is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _date(header: str | None) -> float | None:
+    """Return the seconds since 1970 of a Date header, None when it is absent or nonsense."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(header).timestamp() if header else None
+    except ValueError:
+        return None
 
 
 def _look_up(name: str) -> tuple[list[str], str, bool | None]:

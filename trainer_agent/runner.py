@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
-from trainer_agent.check import CheckResult, Outcome, Skip, Status
-from trainer_agent.errors import Action, AgentError
+from trainer_agent.check import PROFILES, CheckResult, Outcome, Skip, Status, finding_as_dict
+from trainer_agent.errors import Action, AgentError, Severity
 from trainer_agent.log import get_logger
 from trainer_agent.process import Answer, CrashedError, TimedOutError, run_all
 
@@ -17,20 +18,38 @@ if TYPE_CHECKING:
 
 
 def run_checks(listed: Sequence[Listed], context: Context, *, timeout_s: float) -> list[CheckResult]:
-    """Run all of `listed` and return their results in order, within `timeout_s` seconds or little more."""
-    checks: list[Check | CheckResult] = [_load(entry) for entry in listed]
-    running = [c for c in checks if not isinstance(c, CheckResult)]
-    calls = [(_Call(check, context), min(check.deadline_s(context), timeout_s)) for check in running]
-    answers = dict(zip((c.name for c in running), run_all(calls), strict=True))
-    return [c if isinstance(c, CheckResult) else _result(c, answers[c.name]) for c in checks]
+    """
+    Run all of `listed` and return their results in order, within `timeout_s` seconds or little more.
+
+    Only checks that wait for other nodes may take longer: as long as their own deadline says.
+    """
+    prepared = [_prepare(entry, context, timeout_s=timeout_s) for entry in listed]
+    answers = iter(run_all([(call, call.timeout_s) for call in prepared if isinstance(call, _Call)]))
+    return [_result(p.check, next(answers)) if isinstance(p, _Call) else p for p in prepared]
+
+
+def _prepare(entry: Listed, context: Context, *, timeout_s: float) -> _Call | CheckResult:
+    """Return what is to be run, or the result when there is nothing to run."""
+    try:
+        check = entry.load()
+    except AgentError as error:
+        return CheckResult(entry.name, Status.ERROR, f"{error.message}. {error.hint}")
+    if PROFILES.index(check.profile) > PROFILES.index(context.options.profile):
+        return CheckResult(check.name, Status.SKIP, f"runs from --profile {check.profile} on")
+    try:
+        deadline = float(check.deadline_s(context))
+    except Exception as error:  # noqa: BLE001  # somebody else's function
+        return _broken(check, Answer(None, CrashedError(f"its timeout_s gives {type(error).__name__}: {error}"), 0.0))
+    return _Call(check, context, deadline if check.waits_for_nodes else min(deadline, timeout_s))
 
 
 class _Call:
     """What the child does; a class because the answer must carry a skip and a broken promise too."""
 
-    def __init__(self, check: Check, context: Context) -> None:
+    def __init__(self, check: Check, context: Context, timeout_s: float) -> None:
         self.check = check
         self.context = context
+        self.timeout_s = timeout_s
 
     def __call__(self) -> Outcome | str:
         try:
@@ -39,17 +58,18 @@ class _Call:
             return str(skip)
         if not isinstance(outcome, Outcome):
             raise TypeError(f"it returned a {type(outcome).__name__}, not an Outcome")
-        undeclared = {f.code for f in outcome.findings} - {r.code for r in self.check.rules}
-        if undeclared:
-            raise ValueError(f"it found {sorted(undeclared)}, which its rules do not declare")
+        _demand_valid(outcome, {rule.code for rule in self.check.rules})
         return outcome
 
 
-def _load(entry: Listed) -> Check | CheckResult:
-    try:
-        return entry.load()
-    except AgentError as error:
-        return CheckResult(entry.name, Status.ERROR, f"{error.message}. {error.hint}")
+def _demand_valid(outcome: Outcome, codes: set[str]) -> None:
+    """Raise when an outcome has no place in the report; here, in the child, that is the fault of this check alone."""
+    undeclared = {f.code for f in outcome.findings} - codes
+    if undeclared:
+        raise ValueError(f"it found {sorted(undeclared)}, which its rules do not declare")
+    for finding in outcome.findings:
+        Severity(finding.severity), Action(finding.action)
+    json.dumps([dict(outcome.measurements), *(finding_as_dict(f) for f in outcome.findings)], allow_nan=False)
 
 
 def _result(check: Check, answer: Answer) -> CheckResult:
@@ -58,7 +78,8 @@ def _result(check: Check, answer: Answer) -> CheckResult:
     if isinstance(answer.value, str):
         return CheckResult(check.name, Status.SKIP, answer.value, duration_s=answer.duration_s)
     outcome: Outcome = answer.value
-    worst = max((f.action for f in outcome.findings), key=list(Action).index, default=Action.CONTINUE)
+    asked = [f.action for f in outcome.findings if f.severity is Severity.ERROR]  # warnings always continue
+    worst = max(asked, key=list(Action).index, default=Action.CONTINUE)
     return CheckResult(
         check.name,
         outcome.status,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path, PurePath
 
     from trainer_agent.check import Check
+    from trainer_agent.errors import AgentError
 
 NO_DEVICES = Accelerators("none", 0, "0 device nodes")
 
@@ -30,7 +31,6 @@ class FakeHost(Host):
         own: addresses of this machine; `busy` ports are taken on all of them.
         limits: soft limits such as `{"NOFILE": 1024}`; absent ones are unlimited.
         spaces: file systems by path.
-
     """
 
     def __init__(
@@ -118,6 +118,7 @@ def run_check(
     accelerators: Accelerators = NO_DEVICES,
     nproc: int = 1,
     options: Options | None = None,
+    refusal: AgentError | None = None,
 ) -> Outcome | str:
     """Run one check in this process on a (fake) machine; a skip returns its reason."""
     environ = environ or {}
@@ -129,6 +130,7 @@ def run_check(
         host=host,
         options=options or Options(),
         nproc=nproc,
+        refusal=refusal,
     )
     try:
         return check.function(context)

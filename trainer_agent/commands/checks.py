@@ -8,7 +8,7 @@ import click
 
 from trainer_agent.catalogue import Listed, list_checks
 from trainer_agent.commands.preflight import refuse_unknown
-from trainer_agent.errors import Severity
+from trainer_agent.errors import AgentError, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,15 @@ def checks(name: str | None) -> None:
 def table(installed: dict[str, Listed]) -> str:
     """Return one line for each check: name and question."""
     width = max(map(len, installed), default=0)
-    return "".join(f"{name.ljust(width)}  {entry.load().question}\n" for name, entry in installed.items())
+    return "".join(f"{name.ljust(width)}  {_question(entry)}\n" for name, entry in installed.items())
+
+
+def _question(entry: Listed) -> str:
+    """Return its question, or why it has none: one broken package must not hide the others' checks."""
+    try:
+        return entry.load().question
+    except AgentError as error:
+        return f"({error.message})"
 
 
 def explain(check: Check, provider: str) -> str:

@@ -1,0 +1,244 @@
+"""Storage: every path that the job needs is written, read back and compared before the GPUs are committed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.check import Context, Outcome, Rule, check
+from trainer_agent.errors import Action, Finding, Severity
+from trainer_agent.process import REAP_SECONDS, TimedOutError, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from trainer_agent.process import Answer
+
+GIB = 1 << 30
+PROBE_BYTES = 1 << 20
+PATH_S = 10.0
+CLEAN_UP_S = 1.0
+WANTED_FREE = GIB
+WANTED_INODES = 0.01
+
+OPTIONAL = "; a warning when the path is optional"
+MISSING = Rule(
+    "storage-missing",
+    when=f"the path does not exist or is no directory{OPTIONAL}",
+    hint="mount the volume at this path in the runtime's pod template, or correct --storage",
+    source="KEP-3416: stop for a required path",
+)
+NOT_WRITABLE = Rule(
+    "storage-not-writable",
+    when=f"the path is read-only, or this user may not write there{OPTIONAL}",
+    hint="check readOnly of the volume mount, and securityContext.fsGroup or runAsUser against `ls -ldn` of the path",
+    source="KEP-3416: stop for a required path",
+)
+RELATIVE = Rule(
+    "storage-relative",
+    when=f"the path does not begin with /{OPTIONAL}",
+    hint="give an absolute path: what a relative one means depends on the container's working directory",
+)
+HUNG = Rule(
+    "storage-hung",
+    when=f"writing and reading back 1 MiB took more than 10 s{OPTIONAL}",
+    hint="look at the file server and at `dmesg` on this node; the pod can run elsewhere",
+    action=Action.RESCHEDULE,
+    source="heuristic: a dead NFS server gives no error, it never answers",
+)
+BROKEN = Rule(
+    "storage-io-error",
+    when=f"the file system answers with an I/O error{OPTIONAL}",
+    hint="look at `dmesg` on this node; the pod can run elsewhere",
+    action=Action.RESCHEDULE,
+)
+CORRUPT = Rule(
+    "storage-corrupt",
+    when=f"what is read back differs from what was written{OPTIONAL}",
+    hint="take this node and volume out of service and check its disk or file server",
+    action=Action.RESCHEDULE,
+)
+FULL = Rule(
+    "storage-full",
+    when=f"there is no room, or no quota, for 1 MiB{OPTIONAL}",
+    hint="delete files, enlarge the volume, or raise the quota",
+    action=Action.RESCHEDULE,
+)
+LOW = Rule(
+    "storage-low",
+    when="less than 1 GiB or less than 1 % of the inodes is free",
+    hint="delete files or enlarge the volume: a checkpoint may not fit",
+    severity=Severity.WARNING,
+    source="heuristic",
+)
+# By errno; all others are I/O errors. Making a file in /proc is ENOENT.
+RULES = {
+    **dict.fromkeys((errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP), NOT_WRITABLE),
+    **dict.fromkeys((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), MISSING),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), FULL),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    A place that must, or should, be writable.
+
+    Args:
+        label: the path as the user knows it.
+        paths: tried in turn, the first that works is enough.
+        create: whether it will be made, so that its nearest existing parent counts.
+    """
+
+    label: str
+    paths: tuple[Path, ...]
+    required: bool = True
+    create: bool = False
+
+
+class ProbeError(Exception):
+    """A path failed its probe: the rule it breaks, and what happened."""
+
+    def __init__(self, rule: Rule, reason: str) -> None:
+        super().__init__(rule, reason)
+        self.rule = rule
+        self.reason = reason
+
+
+def targets(context: Context) -> list[Target]:
+    """Return what to probe, each path once, required ones first."""
+    options, environ, place = context.options, context.environ, context.host.path
+    found = [Target(p, (place(p),)) for p in options.storage]
+    for kind in ("DATASET", "MODEL"):
+        if environ.get(f"TRAINER_AGENT_INIT_{kind}_STORAGE_URI", "").strip():
+            default = f"/workspace/{kind.lower()}"
+            path = environ.get(f"TRAINER_AGENT_INIT_{kind}_OUTPUT_PATH", "").strip() or default
+            found.append(Target(path, (place(path),), create=True))
+    temporary = [environ.get(n, "") for n in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp", "/usr/tmp"]
+    usable = list(dict.fromkeys(p for p in temporary if p.startswith("/")))
+    found.append(Target(usable[0], tuple(place(p) for p in usable)))
+    found += [Target(p, (place(p),), required=False) for p in options.optional_storage]
+    unique: dict[str, Target] = {}
+    for target in found:
+        unique.setdefault(target.label, target)
+    return list(unique.values())
+
+
+def deadline_s(context: Context) -> float:
+    """Return the time for one path, as all are probed at once, and what it takes to leave dead ones behind."""
+    return PATH_S + CLEAN_UP_S + 2 * REAP_SECONDS * len(targets(context)) + 1
+
+
+@check("storage", rules=(MISSING, NOT_WRITABLE, RELATIVE, HUNG, BROKEN, CORRUPT, FULL, LOW), timeout_s=deadline_s)
+def storage(context: Context) -> Outcome:
+    """Can every path that the job needs be written and read back, with room to spare?"""
+    return examine(targets(context))
+
+
+def examine(
+    chosen: Sequence[Target],
+    *,
+    probe: Callable[[Path, str], dict[str, Any]] | None = None,
+    timeout_s: float = PATH_S,
+) -> Outcome:
+    """Probe all targets side by side, each in a child of its own."""
+    # Chosen here, so that what a killed child leaves can be removed; one each, as two paths may share a parent.
+    names = {target.label: f".trainer-agent-{secrets.token_hex(8)}" for target in chosen}
+    calls = [(partial(try_out, t, names[t.label], probe or write_and_read), timeout_s) for t in chosen]
+    answers = run_all(calls)
+    failed = [target for target, answer in zip(chosen, answers, strict=True) if answer.error]
+    run_all([(partial(clean_up, target, names[target.label]), CLEAN_UP_S) for target in failed])
+    findings = [f for target, answer in zip(chosen, answers, strict=True) for f in _judge(target, answer)]
+    measured = {t.label: a.value for t, a in zip(chosen, answers, strict=True) if isinstance(a.value, dict)}
+    good = ", ".join(f"{label} {m['free_bytes'] / GIB:.1f} GiB free" for label, m in measured.items())
+    return Outcome(f"{len(measured)} of {len(chosen)} paths work: {good}", tuple(findings), {"paths": measured})
+
+
+def try_out(target: Target, name: str, probe: Callable[[Path, str], dict[str, Any]]) -> dict[str, Any] | ProbeError:
+    """In the child: return the measurements of the first path that works, else the first failure."""
+    if not target.label.startswith("/"):
+        return ProbeError(RELATIVE, "is not absolute")
+    failures = []
+    for path in target.paths:
+        try:
+            return probe(_nearest(path) if target.create else path, name)
+        except ProbeError as error:
+            failures.append(error)
+        except OSError as error:
+            failures.append(ProbeError(RULES.get(error.errno or 0, BROKEN), f"cannot be used: {error.strerror}"))
+    return failures[0]
+
+
+def _nearest(path: Path) -> Path:
+    return next((p for p in (path, *path.parents) if p.exists()), path)
+
+
+def write_and_read(directory: Path, name: str) -> dict[str, Any]:
+    """Write 1 MiB to a file in `directory`, read it back, remove it; return what is free."""
+    if not directory.is_dir():
+        raise ProbeError(MISSING, "is no directory" if directory.exists() else "does not exist")
+    if not round_trip(directory / name):
+        raise ProbeError(CORRUPT, "gives back other bytes than were written")
+    stat = os.statvfs(directory)
+    return {
+        "free_bytes": stat.f_bavail * stat.f_frsize,
+        "size_bytes": stat.f_blocks * stat.f_frsize,
+        "inodes_free": stat.f_favail,
+        "inodes": stat.f_files,
+    }
+
+
+def round_trip(file: Path) -> bool:
+    """Return whether `file` holds what was written to it; it is removed in any case."""
+    payload = os.urandom(PROBE_BYTES)
+    try:
+        with file.open("xb") as out:
+            out.write(payload)
+            out.flush()
+            os.fsync(out.fileno())
+            # Without this the page cache would answer for the disk or the server.
+            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read_bytes() == payload
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def clean_up(target: Target, name: str) -> None:
+    """In a child, as a dead server hangs here, too: remove what a killed probe has left."""
+    for path in target.paths:
+        (_nearest(path) / name).unlink(missing_ok=True)
+
+
+def _judge(target: Target, answer: Answer) -> Iterator[Finding]:
+    if isinstance(answer.error, TimedOutError):
+        yield _failure(target, HUNG, f"gives {answer.error}")
+    elif answer.error:
+        raise answer.error  # nothing is known of the path, so this check has no outcome
+    elif isinstance(answer.value, ProbeError):
+        yield _failure(target, answer.value.rule, answer.value.reason)
+    else:
+        yield from _low(target.label, answer.value)
+
+
+def _failure(target: Target, rule: Rule, reason: str) -> Finding:
+    severity = Severity.ERROR if target.required else Severity.WARNING
+    kind = "required" if target.required else "optional"
+    message = f"{target.label} {reason}, wanted a directory that can be written and read back ({kind})"
+    return replace(rule, severity=severity).found(message, path=target.label)
+
+
+def _low(label: str, measured: dict[str, Any]) -> Iterator[Finding]:
+    free, size = measured["free_bytes"], measured["size_bytes"]
+    if size and free < WANTED_FREE:  # object stores mounted as directories report a size of 0
+        yield LOW.found(
+            f"{label} has {free / GIB:.2f} GiB free, wanted {WANTED_FREE / GIB:g} GiB", path=label, **measured
+        )
+    inodes, left = measured["inodes"], measured["inodes_free"]
+    if inodes and left < WANTED_INODES * inodes:
+        message = f"{label} has {left} of {inodes} inodes free, wanted {WANTED_INODES:.0%}"
+        yield LOW.found(message, path=label, **measured)

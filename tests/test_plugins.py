@@ -1,0 +1,256 @@
+"""Somebody else's checks, installed as a distribution of their own, through the real program."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+CATALOGUE = """
+CATALOGUE = {
+    "acme-good": "acme_checks:good",
+    "acme-raises": "acme_checks:raises",
+    "acme-segfault": "acme_checks:segfault",
+    "acme-hangs": "acme_checks:hangs",
+    "acme-nonsense": "acme_checks:nonsense",
+    "acme-undeclared": "acme_checks:undeclared",
+    "acme-forks": "acme_checks:forks",
+    "acme-prints": "acme_checks:prints",
+    "acme-absent": "acme_checks:absent",
+    "shm": "acme_checks:shm",
+}
+"""
+
+CHECKS = '''
+import ctypes, os, pathlib, signal
+from trainer_agent.check import Context, Outcome, Rule, check
+from trainer_agent.errors import Action, Finding
+
+LOW = Rule("acme-low", "less than 3 widgets", "buy widgets", action=Action.RESCHEDULE, source="acme's manual")
+
+@check("acme-good", rules=(LOW,))
+def good(context: Context) -> Outcome:
+    """Are there enough widgets?"""
+    found = int(context.environ.get("WIDGETS", "3"))
+    findings = () if found >= 3 else (LOW.found(f"{found} widgets, wanted 3"),)
+    return Outcome(f"{found} widgets", findings, {"widgets": found})
+
+@check("acme-raises", rules=())
+def raises(context: Context) -> Outcome:
+    """Does it raise?"""
+    raise RuntimeError("disk on fire")
+
+@check("acme-segfault", rules=())
+def segfault(context: Context) -> Outcome:
+    """Does it crash?"""
+    ctypes.string_at(0)
+
+@check("acme-hangs", rules=(), timeout_s=1.0)
+def hangs(context: Context) -> Outcome:
+    """Does it hang?"""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
+
+@check("acme-nonsense", rules=())
+def nonsense(context: Context) -> Outcome:
+    """Does it return what it should?"""
+    return {"status": "fine"}
+
+@check("acme-undeclared", rules=(LOW,))
+def undeclared(context: Context) -> Outcome:
+    """Does it find what it declares?"""
+    return Outcome("found", (Finding("acme-other", "other"),))
+
+@check("acme-forks", rules=(), timeout_s=60)
+def forks(context: Context) -> Outcome:
+    """Does it leave processes behind?"""
+    if os.fork() == 0:
+        pathlib.Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
+    signal.pause()
+
+@check("acme-prints", rules=())
+def prints(context: Context) -> Outcome:
+    """Does it print?"""
+    print("a line of somebody else's")
+    os.system("echo another")
+    return Outcome("printed")
+
+@check("shm", rules=())
+def shm(context: Context) -> Outcome:
+    """Is it ours?"""
+    return Outcome("replaced")
+'''
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """The program, in an environment where the distribution `acme` is installed."""
+    install(tmp_path, "acme", "acme_list", acme_list=CATALOGUE, acme_checks=CHECKS)
+
+    def run(*args, **environ):
+        known = {"PYTHONPATH": str(tmp_path), "PID_FILE": str(tmp_path / "pid"), **environ}
+        argv = [sys.executable, "-m", "trainer_agent", *args]
+        return subprocess.run(
+            argv, env={**os.environ, **known}, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+def install(folder, name, entry, **modules):
+    """Lay out an installed distribution by hand: what pip would write, without a build."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[trainer_agent.checks]\n{name} = {entry}:CATALOGUE\n")
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+
+
+def checks_of(done):
+    return {c["name"]: c for c in json.loads(done.stdout)["checks"]}
+
+
+def test_it_is_listed_after_ours_with_its_question(agent):
+    done = agent("checks")
+
+    lines = done.stdout.splitlines()
+    assert 0 == done.returncode
+    assert ["acme-good", "Are there enough widgets?"] == lines[8].split(maxsplit=1)
+    assert ["shm", "Is /dev/shm large enough for the processes of this node?"] == lines[2].split(maxsplit=1)
+
+
+def test_one_that_cannot_be_loaded_is_listed_with_the_reason(agent):
+    (line,) = [line for line in agent("checks").stdout.splitlines() if line.startswith("acme-absent")]
+
+    reason = "AttributeError: module 'acme_checks' has no attribute 'absent'"
+    assert f"(check acme-absent (acme_checks:absent) cannot be loaded: {reason})" == line.split(maxsplit=1)[1]
+
+
+def test_it_can_be_explained(agent):
+    expected = """\
+acme-good
+  Are there enough widgets?
+  provided by acme, from profile quick on
+
+can find:
+  acme-low (error)
+    when    less than 3 widgets
+    source  acme's manual
+    do      buy widgets
+    action  reschedule
+"""
+    assert expected == agent("checks", "acme-good").stdout
+
+
+@pytest.mark.parametrize("widgets, status, code", [("3", "pass", 0), ("2", "fail", 20)])
+def test_it_runs_and_its_verdict_counts(agent, widgets, status, code):
+    done = agent("preflight", "--checks", "acme-good", "--output", "json", WIDGETS=widgets)
+
+    (check,) = json.loads(done.stdout)["checks"]
+    assert (code, status, f"{widgets} widgets", {"widgets": int(widgets)}) == (
+        done.returncode,
+        check["status"],
+        check["message"],
+        check["measurements"],
+    )
+
+
+def test_the_example_of_the_documentation_works(agent, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "checks.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    install(tmp_path, "example", "example_checks", example_checks=example.replace("acme_checks:", "example_checks:"))
+
+    done = agent("preflight", "--checks", "acme-widgets", "--output", "json")
+
+    (finding,) = checks_of(done)["acme-widgets"]["findings"]
+    assert (20, "0 widgets, wanted 3", "buy widgets") == (done.returncode, finding["message"], finding["hint"])
+
+
+def test_it_cannot_replace_one_of_ours(agent):
+    done = agent("preflight", "--checks", "shm", "--output", "json")
+
+    assert "replaced" != checks_of(done)["shm"]["message"]
+    (warning,) = [json.loads(line) for line in done.stderr.splitlines()]
+    event = "a check with this name exists already, the later one is ignored"
+    assert (event, "shm", "acme", "warning") == (
+        warning["event"],
+        warning["check"],
+        warning["provider"],
+        warning["level"],
+    )
+
+
+def test_a_package_that_does_not_import_takes_none_of_ours_away(agent, tmp_path):
+    install(tmp_path, "broken", "broken_list", broken_list="raise RuntimeError('no licence')")
+
+    done = agent("checks")
+
+    assert (0, 8 + 9) == (done.returncode, len(done.stdout.splitlines()))
+    assert "RuntimeError('no licence')" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("acme-raises", "broke: RuntimeError: disk on fire"),
+        ("acme-segfault", "broke: killed by SIGSEGV"),
+        ("acme-hangs", "ran out of time: no answer within 1 s"),
+        ("acme-nonsense", "broke: TypeError: it returned a dict, not an Outcome"),
+        ("acme-undeclared", "broke: ValueError: it found ['acme-other'], which its rules do not declare"),
+    ],
+)
+def test_whatever_it_does_is_reported_as_its_own_failure(agent, name, what):
+    """An error is a warning for the job: it says nothing about the node, and the other checks run."""
+    done = agent("preflight", "--checks", f"{name},acme-good", "--output", "json")
+
+    found = checks_of(done)
+    message = f"the check {what}. It says nothing about the node; --skip {name} leaves it out"
+    assert (10, "error", message) == (done.returncode, found[name]["status"], found[name]["message"])
+    assert "pass" == found["acme-good"]["status"]
+
+
+def test_all_of_them_at_once_stay_within_the_budget_and_leave_nothing_running(agent, tmp_path):
+    began = time.monotonic()
+    done = agent("preflight", "--timeout", "2", "--output", "json", "--skip", "kube-api")
+    seconds = time.monotonic() - began
+
+    found = checks_of(done)
+    broken = {name for name, c in found.items() if c["status"] == "error"}
+    kinds = ("raises", "segfault", "hangs", "nonsense", "undeclared", "forks", "absent")
+    assert {f"acme-{kind}" for kind in kinds} == broken
+    assert {"acme-good": "pass", "storage": "pass"} == {n: found[n]["status"] for n in ("acme-good", "storage")}
+    assert seconds < 2 + 2
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid):
+    """Return whether a process has ended, within a second; a zombie that waits for a reaper has."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        signal.sigtimedwait([], 0.01)
+    return False
+
+
+def test_what_it_prints_is_not_in_the_report(agent):
+    done = agent("preflight", "--checks", "acme-prints", "--output", "json")
+
+    assert "pass" == checks_of(done)["acme-prints"]["status"]
+    assert "a line of somebody else's" not in done.stdout
+
+
+def test_a_check_with_a_traceback_logs_it_in_one_line(agent):
+    done = agent("preflight", "--checks", "acme-raises", "--output", "json")
+
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    (broke,) = [line for line in lines if line["event"] == "a check broke"]
+    assert "RuntimeError: disk on fire" == broke["trace"].strip().splitlines()[-1]

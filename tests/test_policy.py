@@ -1,0 +1,93 @@
+import pytest
+
+from trainer_agent.check import CheckResult, Status
+from trainer_agent.errors import Action, ExitCode, Finding, Severity
+from trainer_agent.policy import Suspect, Verdict, decide, ignore, suspects
+
+
+def result(name, status, action=Action.CONTINUE, *findings):
+    return CheckResult(name, status, "a message", action, findings=findings)
+
+
+PASS = result("a", Status.PASS)
+SKIP = result("b", Status.SKIP)
+WARN = result("c", Status.WARN)
+BROKE = result("d", Status.ERROR)
+RETRY = result("e", Status.FAIL, Action.RETRY)
+RESCHEDULE = result("f", Status.FAIL, Action.RESCHEDULE)
+STOP = result("g", Status.FAIL, Action.STOP)
+
+
+@pytest.mark.parametrize(
+    "results, verdict, action",
+    [
+        ([], Verdict.PASS, Action.CONTINUE),
+        ([PASS, SKIP], Verdict.PASS, Action.CONTINUE),
+        ([PASS, WARN], Verdict.WARN, Action.CONTINUE),
+        ([PASS, BROKE], Verdict.WARN, Action.CONTINUE),
+        ([WARN, RETRY], Verdict.RETRY, Action.RETRY),
+        ([RESCHEDULE, RETRY], Verdict.RETRY, Action.RESCHEDULE),
+        ([STOP, RESCHEDULE, RETRY], Verdict.FATAL, Action.STOP),
+        ([BROKE, STOP], Verdict.FATAL, Action.STOP),
+        # A check that fails and asks for nothing must not let the job begin.
+        ([result("h", Status.FAIL, Action.CONTINUE)], Verdict.RETRY, Action.CONTINUE),
+    ],
+)
+def test_the_worst_failure_decides(results, verdict, action):
+    assert (verdict, action) == decide(results)
+    assert (verdict, action) == decide(results[::-1])
+
+
+def test_every_verdict_has_its_exit_code():
+    expected = {"pass": ExitCode.PASS, "warn": ExitCode.WARN, "retry": ExitCode.RETRY, "fatal": ExitCode.FATAL}
+    assert expected == {str(v): v.exit_code for v in Verdict}
+
+
+def test_ignoring_demotes_and_still_shows():
+    finding = Finding("full", "no room, wanted some", Severity.ERROR, "delete", Action.STOP, {"free": 0})
+    note = Finding("note", "a note", Severity.INFO, "", Action.CONTINUE)
+    failed = CheckResult("storage", Status.FAIL, "no room", Action.STOP, 0.5, (finding, note), {"free": 0})
+
+    expected = CheckResult(
+        "storage",
+        Status.WARN,
+        "no room (failure ignored by --ignore storage)",
+        Action.CONTINUE,
+        0.5,
+        (Finding("full", "no room, wanted some", Severity.WARNING, "delete", Action.CONTINUE, {"free": 0}), note),
+        {"free": 0},
+    )
+    assert [expected, STOP] == ignore([failed, STOP], ["storage"])
+
+
+@pytest.mark.parametrize("name", ["all", "d"])
+def test_a_check_that_broke_can_be_ignored_too(name):
+    expected = CheckResult("d", Status.WARN, "a message (failure ignored by --ignore d)")
+    assert [expected] == ignore([BROKE], [name])
+
+
+def test_all_ignores_every_failure_and_changes_nothing_else():
+    ignored = ignore([PASS, SKIP, WARN, STOP, RETRY], ["all"])
+
+    assert [PASS, SKIP, WARN] == ignored[:3]
+    assert (Verdict.WARN, Action.CONTINUE) == decide(ignored)
+
+
+def test_this_node_is_suspected_when_a_failure_asks_for_another():
+    hung = Finding("storage-hung", "/data hangs", action=Action.RESCHEDULE)
+    wrong = Finding("nnodes-invalid", "0 nodes", action=Action.STOP)
+    late = Finding("clock-wrong", "90 s behind", action=Action.RESCHEDULE)
+    results = [
+        result("storage", Status.FAIL, Action.STOP, hung, wrong),
+        result("clock", Status.FAIL, Action.RESCHEDULE, late),
+        result("ignored", Status.WARN, Action.CONTINUE, hung),
+    ]
+
+    expected = [Suspect("node", "worker-3", 3, "/data hangs; 90 s behind")]
+    assert expected == suspects(results, hostname="worker-3", node_rank=3)
+
+
+def test_nobody_is_suspected_of_a_wrong_configuration():
+    wrong = Finding("nnodes-invalid", "0 nodes", action=Action.STOP)
+
+    assert [] == suspects([result("a", Status.FAIL, Action.STOP, wrong)], hostname="worker-3", node_rank=3)
