@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trainer_agent.env import whole_number
 from trainer_agent.nvml import NvmlDevices, read_nvml
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ class Accelerators:
         source: how they were counted, in words.
         problem: why an NVIDIA driver that should answer does not.
         visible: entries of CUDA_VISIBLE_DEVICES when it lists MIG instances.
-
     """
 
     kind: str
@@ -66,7 +66,9 @@ def _nvidia(host: Host, environ: Mapping[str, str], devices: NvmlDevices) -> Acc
         entries = parse_cuda_visible(visible, devices.gpus, devices.mig)
         listed = tuple(e for e in entries if e in devices.mig)
         source = f"NVML: {len(devices.mig)} MIG instances{_limited(visible)}"
-        return Accelerators("mig", len(listed), source, visible=listed if visible is not None else ())
+        # The index or UUID of a GPU in MIG mode stands for one of its instances, the only one CUDA then shows.
+        count = len(listed) or min(1, len(entries))
+        return Accelerators("mig", count, source, visible=listed if visible is not None else ())
     count = len(parse_cuda_visible(visible, devices.gpus, []))
     return Accelerators("nvidia", count, f"NVML: {len(devices.gpus)} GPUs{_limited(visible)}")
 
@@ -95,8 +97,8 @@ def parse_cuda_visible(visible: str | None, gpus: Sequence[str], mig: Sequence[s
 
 
 def _one_device(entry: str, gpus: Sequence[str], mig: Sequence[str]) -> str | None:
-    if re.fullmatch(r"\+?\d+", entry):
-        index = int(entry)
+    index = whole_number(entry.removeprefix("+"))
+    if index is not None:
         return gpus[index] if index < len(gpus) else None
     if entry.startswith(("GPU-", "MIG-")):
         matches = [u for u in (*gpus, *mig) if u.startswith(entry)]
@@ -108,7 +110,7 @@ def _one_device(entry: str, gpus: Sequence[str], mig: Sequence[str]) -> str | No
 def _gaudi(host: Host, environ: Mapping[str, str]) -> Accelerators:
     # The accel subsystem also serves NPUs of laptops, so the vendor decides.
     nodes = [n for n in host.names("/dev/accel") if _vendor(host, f"/sys/class/accel/{n}") == HABANA_VENDOR]
-    modules = [m for m in environ.get("HABANA_VISIBLE_MODULES", "").split(",") if m.strip().isdigit()]
+    modules = [m for m in environ.get("HABANA_VISIBLE_MODULES", "").split(",") if whole_number(m.strip()) is not None]
     count = min(len(nodes), len(modules)) if modules else len(nodes)
     return Accelerators("gaudi", count, f"{len(nodes)} Gaudi device nodes /dev/accel/accel<N>")
 
@@ -130,25 +132,26 @@ def _vendor(host: Host, device: str) -> str:
 
 
 def _amd(host: Host, environ: Mapping[str, str]) -> Accelerators:
-    count = 0
+    devices: list[str] = []
     if host.exists("/dev/kfd"):
         base = "/sys/class/kfd/kfd/topology/nodes"
         facts = [_properties(host.read(f"{base}/{node}/properties") or "") for node in host.names(base)]
         minors = {f.get("drm_render_minor", 0) for f in facts if f.get("simd_count", 0) > 0}
-        count = sum(host.exists(f"/dev/dri/renderD{minor}") for minor in minors)
-    source = f"{count} ROCm GPUs with /dev/kfd and /dev/dri/renderD<N>"
+        devices = [f"GPU-?{minor}" for minor in sorted(minors) if host.exists(f"/dev/dri/renderD{minor}")]
+    source = f"{len(devices)} ROCm GPUs with /dev/kfd and /dev/dri/renderD<N>"
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         if name in environ:
-            count = min(count, len([e for e in environ[name].split(",") if e.strip()]))
+            devices = parse_cuda_visible(environ[name], devices, [])
             source += f", {name}={environ[name]!r}"
             if name == "HIP_VISIBLE_DEVICES":
                 break  # torch looks at CUDA_VISIBLE_DEVICES only without it
-    return Accelerators("amd", count, source)
+    return Accelerators("amd", len(devices), source)
 
 
 def _properties(text: str) -> dict[str, int]:
     pairs = (line.split() for line in text.splitlines())
-    return {words[0]: int(words[1]) for words in pairs if len(words) == 2 and words[1].isdigit()}
+    numbers = ((words[0], whole_number(words[1])) for words in pairs if len(words) == 2)
+    return {name: number for name, number in numbers if number is not None}
 
 
 def _intel(host: Host, environ: Mapping[str, str]) -> Accelerators:

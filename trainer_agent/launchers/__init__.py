@@ -36,7 +36,6 @@ class Job:
         python: the training environment's interpreter.
         torchrun: words that start torchrun there.
         rendezvous_timeout_s: how long the nodes wait for each other.
-
     """
 
     topology: Topology
@@ -58,7 +57,6 @@ class Command:
         env: its complete environment.
         elastic_agent: whether torchrun is in it, so that its events tell about the ranks.
         note: something the user should know about the choice.
-
     """
 
     argv: tuple[str, ...]
@@ -73,7 +71,6 @@ def build(job: Job, name: str = AUTO) -> tuple[str, Command]:
 
     Raises:
         FatalError: the environment holds an option that the launcher cannot understand.
-
     """
     if name == AUTO:
         name = next(n for n, module in LAUNCHERS.items() if import_module(module).suits(job))

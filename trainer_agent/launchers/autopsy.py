@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVENT = b'{"name": "torchelastic.'
-TORCHRUN_LINE = re.compile(rb"^[IWEF]\d{4} [\d:.]+ \d+ torch/distributed/|^\[?(INFO|WARNING|ERROR):torch\.distributed")
+TORCHRUN_LINE = re.compile(
+    rb"^[IWEF]\d{4} [\d:.]+ \d+ torch/distributed/|^\[?(INFO|WARNING|ERROR):torch\.distributed"
+    # Said by every store whose peer has no name for its address, as pods have none: nobody's last words.
+    rb"|^\[W\d{4} [\d:.]+ socket\.cpp:\d+\] \[c10d\]"
+)
 FIRST_FAILURE = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 TRACEBACK = "Traceback (most recent call last):"
 # Exceptions of a rendezvous that nobody joined, by the names torch gives them.
@@ -46,7 +50,6 @@ class Failure:
     Args:
         exit_code: the rank's own, negative for a signal.
         error: its last words, the end of its traceback.
-
     """
 
     rank: int | None
@@ -76,6 +79,7 @@ class Autopsy:
     def __init__(self, *, elastic_agent: bool, error_file: Path | None = None) -> None:
         self.elastic_agent = elastic_agent
         self.error_file = error_file
+        self.run_id: object = None
         self.workers_started = False
         self.rendezvous_error = ""
         self.failed: list[dict[str, Any]] = []
@@ -108,17 +112,28 @@ class Autopsy:
     @property
     def never_met(self) -> str:
         """Why the nodes never met, when that is why no rank was started; else empty."""
-        return "" if self.workers_started else self.rendezvous_error
+        if self.workers_started or not self.elastic_agent:
+            return ""
+        # A c10d store that never answers fails before there is an agent to make an event of it.
+        return self.rendezvous_error or _rendezvous_error(self._last_words())
 
     def _event(self, line: bytes) -> bool:
         try:
             event = json.loads(line)
             data = event["metadata"]
             details = json.loads(data["metadata"])
-            self._note(event["source"], data, details)
-        except (ValueError, KeyError, TypeError, IndexError):
+            if self._is_ours(data.get("run_id")):
+                self._note(event["source"], data, details)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             return False  # not what we know: let the user see it
         return True
+
+    def _is_ours(self, run_id: object) -> bool:
+        """Whether an event is our torchrun's, which speaks first: one that a rank starts inherits the event log."""
+        self.run_id = self.run_id or run_id
+        if run_id != self.run_id:
+            self.observed_pid = 0  # that failure was the other torchrun's
+        return run_id == self.run_id
 
     def _note(self, source: str, data: dict[str, Any], details: dict[str, Any]) -> None:
         if source == "WORKER" and data["state"] == "START":
@@ -126,14 +141,12 @@ class Autopsy:
             self.failed = []  # a restart: earlier failures are history
             self.observed_pid = 0
         elif source == "WORKER" and data["state"] == "FAILED":
-            code, pid = details["exit_code"][0], details["worker_pid"][0]
+            code, pid = int(details["exit_code"][0] or 0), details["worker_pid"][0]
             self.failed.append(
                 {"rank": data["global_rank"], "local_rank": details["local_rank"][0], "exit_code": code, "pid": pid}
             )
         elif source == "AGENT" and data["state"] == "FAILED" and not self.workers_started:
-            last = str(data["raw_error"] or "").strip().splitlines()[-1:]
-            if last and last[0].partition(":")[0].rpartition(".")[2] in RENDEZVOUS_ERRORS:
-                self.rendezvous_error = last[0]
+            self.rendezvous_error = _rendezvous_error(str(data["raw_error"] or ""))
 
     def _culprit(self) -> dict[str, Any] | None:
         """
@@ -145,15 +158,15 @@ class Autopsy:
         observed = next((w for w in self.failed if w["pid"] == self.observed_pid), None)
         quick = self.observed_at and time.monotonic() - self.observed_at < SAME_MOMENT_S
         if quick or observed is None:
-            killed = [w for w in self.failed if (w["exit_code"] or 0) < 0 and w["exit_code"] != -SIGTERM]
+            killed = [w for w in self.failed if w["exit_code"] < 0 and w["exit_code"] != -SIGTERM]
             if killed:
                 return killed[0]
-        exited = [w for w in self.failed if (w["exit_code"] or 0) > 0]
+        exited = [w for w in self.failed if w["exit_code"] > 0]
         return observed or next(iter(exited or self.failed), None)
 
     def _keep(self, line: bytes) -> None:
-        self.tail.append(line)
-        self.tail_bytes += len(line)
+        self.tail.append(line[-KEPT_BYTES:])
+        self.tail_bytes += len(self.tail[-1])
         while self.tail_bytes > KEPT_BYTES:
             self.tail_bytes -= len(self.tail.popleft())
 
@@ -166,8 +179,16 @@ class Autopsy:
         """Return what @record wrote, empty without it."""
         try:
             message = json.loads(self.error_file.read_text())["message"] if self.error_file else ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
-        if isinstance(message, dict):
-            return str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", ""))
-        return str(message)
+        if not isinstance(message, dict):
+            return str(message)
+        extra = message.get("extraInfo")
+        callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        return str(callstack or message.get("message") or "")
+
+
+def _rendezvous_error(trace: str) -> str:
+    """Return the last line of a traceback when it is an exception of the rendezvous, else nothing."""
+    last = trace.strip().splitlines()[-1:]
+    return last[0] if last and last[0].partition(":")[0].rpartition(".")[2] in RENDEZVOUS_ERRORS else ""

@@ -20,7 +20,7 @@ from trainer_agent.log import get_logger
 from trainer_agent.process import adopt_orphans, exit_code, kill_descendants, signal_name, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
@@ -28,6 +28,8 @@ FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.S
 NO_DEADLINE_S = 3600.0
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
 DRAIN_SECONDS = 2.0
+# An event of torchrun holds a failing rank's whole message on one line, escaped three times over.
+LONGEST_LINE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,6 @@ class Ended:
         signum: the first stopping signal that was forwarded to it, 0 for none.
         killed: whether it outlived the grace and was killed.
         reaped: orphans collected meanwhile.
-
     """
 
     code: int
@@ -62,7 +63,6 @@ def supervise(
 
     Raises:
         FatalError: the command cannot be started.
-
     """
     return _Supervisor(grace_s, feed).run(argv, env)
 
@@ -99,6 +99,8 @@ class _Supervisor:
         try:
             process = spawn(argv, env=env, stderr=write if self.feed else None)
         except OSError as error:
+            if self.feed:
+                os.close(read)
             raise cannot_start(argv, error) from error
         finally:
             if self.feed:
@@ -168,10 +170,25 @@ def cannot_start(argv: Sequence[str], error: OSError) -> FatalError:
 
 
 def _pump(read: int, feed: Callable[[bytes], bool]) -> None:
-    """Copy standard error line by line; a line that never ends is passed on in pieces."""
-    with os.fdopen(read, "rb") as pipe:
-        while line := pipe.readline(1 << 16):
+    """Copy standard error line by line."""
+    try:
+        for line in _lines(read):
             if feed(line):
                 with suppress(OSError):
                     sys.stderr.buffer.write(line)
                     sys.stderr.buffer.flush()
+    finally:
+        os.close(read)
+
+
+def _lines(read: int) -> Iterator[bytes]:
+    """Yield lines, and at once what ends in a carriage return: a progress bar may not end its line for an hour."""
+    parts: list[bytes] = []
+    while chunk := os.read(read, 1 << 16):
+        for part in chunk.splitlines(keepends=True):
+            parts.append(part)
+            if part.endswith((b"\n", b"\r")) or sum(map(len, parts)) >= LONGEST_LINE:
+                yield b"".join(parts)
+                parts = []
+    if parts:
+        yield b"".join(parts)

@@ -9,10 +9,11 @@ from trainer_agent.errors import FatalError
 from trainer_agent.launchers import Command, Job, base_env, is_python_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 # Every option of torchrun 2.13 that a PET_ variable can set, beside the topology's own.
-NUMBERS = {"PET_MAX_RESTARTS": int, "PET_MONITOR_INTERVAL": float, "PET_SHUTDOWN_TIMEOUT": int}
+WHOLE, DECIMAL = "[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]+)?"
+NUMBERS = {"PET_MAX_RESTARTS": WHOLE, "PET_MONITOR_INTERVAL": DECIMAL, "PET_SHUTDOWN_TIMEOUT": WHOLE}
 VALUES = (
     *NUMBERS,
     "PET_START_METHOD",
@@ -41,6 +42,8 @@ TOPOLOGY = (
     "PET_STANDALONE",
 )
 RENDEZVOUS_FLAGS = ("--nnodes", "--rdzv", "--standalone", "--node-rank", "--master")
+# Options without a value; after any other one, the next word is its value and not the script.
+BARE_FLAGS = ("-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")
 YES, NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
@@ -52,11 +55,15 @@ def suits(job: Job) -> bool:
 
 def command(job: Job) -> Command:
     """Return torchrun with flags for everything the environment says; flags of the user's own torchrun win."""
-    own = list(job.script[1:]) if _is_torchrun(job) else list(job.script)
-    ours = [*rendezvous(job), *nproc(job), *options(job.environ)]
-    if _chooses_rendezvous(own):
-        ours = [*nproc(job), *options(job.environ)]
-    return Command((*job.torchrun, *ours, *own), elastic_env(job), elastic_agent=True)
+    agent, own = job.torchrun, job.script
+    meeting = rendezvous(job)
+    if _is_torchrun(job):
+        agent, own = (job.script[:1] if "/" in job.script[0] else job.torchrun), job.script[1:]
+        # Ours stand first, so theirs win one by one; only --standalone overrules what stands beside it.
+        chosen = [flag for flag in _flags(own) if flag.startswith(RENDEZVOUS_FLAGS)]
+        if "--standalone" in chosen or (chosen and job.topology.single_node):
+            meeting = []
+    return Command((*agent, *meeting, *nproc(job), *options(job.environ), *own), elastic_env(job), elastic_agent=True)
 
 
 def elastic_env(job: Job) -> dict[str, str]:
@@ -131,7 +138,6 @@ def options(environ: Mapping[str, str]) -> list[str]:
 
     Raises:
         FatalError: a value that torchrun would answer with a traceback.
-
     """
     return [word for name in (*VALUES, *FLAGS) for word in _option(name, environ.get(name, "").strip())]
 
@@ -144,7 +150,7 @@ def _option(name: str, value: str) -> Iterator[str]:
         if value.lower() in YES:
             yield flag
     elif value:
-        if name in NUMBERS and not re.fullmatch(r"\d+(\.\d+)?" if NUMBERS[name] is float else r"\d+", value):
+        if name in NUMBERS and not re.fullmatch(NUMBERS[name], value):
             raise FatalError(
                 "pet-invalid",
                 f"{name}={value!r} is not a number",
@@ -157,10 +163,15 @@ def _is_torchrun(job: Job) -> bool:
     return job.script[0].rpartition("/")[2] == "torchrun"
 
 
-def _chooses_rendezvous(words: list[str]) -> bool:
+def _flags(words: Iterable[str]) -> Iterator[str]:
+    """Yield torchrun's own options, up to the script or module, whose options may have the same names."""
+    value_follows = False
     for word in words:
-        if is_python_file(word):
-            break
-        if word.replace("_", "-").startswith(RENDEZVOUS_FLAGS):
-            return True
-    return False
+        if value_follows:
+            value_follows = False
+        elif word.startswith("-"):
+            flag, equals, _ = word.replace("_", "-").partition("=")
+            value_follows = not equals and flag not in BARE_FLAGS
+            yield flag
+        else:
+            return

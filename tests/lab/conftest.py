@@ -1,0 +1,75 @@
+"""The lab for tests: on a developer's machine it may be missing, in CI it may not."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from podlab import Lab, LabError, eventually, missing_tools, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """Return a fresh lab; it is built in a quarter of a second."""
+    tools = missing_tools()
+    if tools:
+        without(f"the lab needs {', '.join(tools)}")
+    with ExitStack() as stack:
+        try:
+            built = stack.enter_context(Lab(tmp_path, rootless=os.geteuid() != 0))
+        except LabError as error:
+            without(str(error))
+        yield built
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """Return a cgroup of our own that may use 512 MiB; ask for it before `lab`, whose processes must be gone first."""
+    path = memory_parent() / f"podlab-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        limit(path, 512 << 20)
+        yield path
+    except OSError as error:
+        pytest.skip(f"no memory limit can be set here: {error}")
+    finally:
+        eventually(lambda: removed(path), within=5, what="the cgroup is empty")
+
+
+def memory_parent() -> Path:
+    """Return the directory of our own memory cgroup; with v2 the root, as only it may hold processes and groups."""
+    if (GROUPS / "cgroup.controllers").exists():
+        return GROUPS
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":", 2)[2] for line in lines if ":memory:" in line), "/")
+    return GROUPS / "memory" / own.lstrip("/")
+
+
+def limit(path: Path, size: int) -> None:
+    """Set a limit that swap does not soften."""
+    if (path / "cgroup.controllers").exists():
+        (path / "memory.max").write_text(str(size))
+        (path / "memory.swap.max").write_text("0")
+    else:
+        (path / "memory.limit_in_bytes").write_text(str(size))
+        (path / "memory.swappiness").write_text("0")
+
+
+def removed(path: Path) -> bool:
+    """Remove a cgroup; False while it still holds a process."""
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""What `launch` is as a process: a parent that reaps as PID 1, torchrun itself elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from podlab import AGENT, MASTER, SCRIPTS, TORCHRUN, children, eventually
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+
+HOST = "job1-node-0-0"
+PET = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": MASTER}
+KUBEFLOW = {**PET, "PET_MASTER_PORT": "29500"}
+# A shell that stays PID 1, so that the agent is not.
+UNDER_A_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
+
+
+def zombies(container):
+    """Return the processes that have ended and that nobody has asked about."""
+    return [p for p in container.processes() if p.status() == psutil.STATUS_ZOMBIE]
+
+
+def command_line(pid):
+    """Return the words of a process's command, none when it is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def test_orphans_are_reaped_while_the_command_runs(lab):
+    """Five grandchildren end; no zombie is left of them, and the log counts them."""
+    container = lab[0].launch("--", str(SCRIPTS / "orphans.py"), env=PET)
+    container.printed("five orphans", within=20)
+    eventually(lambda: not zombies(container), within=5, what="no zombie is left")
+    assert not container.ended
+    (container.directory / "go").touch()
+    assert 0 == container.wait(within=20)
+    assert 5 == container.log("training ended")["orphans_reaped"]
+
+
+def test_under_bare_torchrun_orphans_stay_zombies(lab):
+    """The contrast."""
+    container = lab[0].run(TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py"))
+    container.printed("five orphans", within=20)
+    assert 5 == eventually(lambda: len(zombies(container)) >= 5 and len(zombies(container)), within=5, what="zombies")
+
+
+def test_without_being_pid_1_the_agent_becomes_torchrun(lab):
+    """The same process, so whoever started it signals torchrun and reads torchrun's exit code."""
+    container = lab[0].run(*UNDER_A_SHELL, AGENT, "launch", "--", str(SCRIPTS / "orphans.py"), env=KUBEFLOW)
+    agent = eventually(lambda: children(container.pid), within=5, what="the shell starts the agent")[0]
+    eventually(lambda: AGENT in command_line(agent), within=5, what="the agent runs")
+    container.printed("five orphans", within=20)
+    python, *words = command_line(agent)
+    assert [TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py")] == words
+    assert Path(sys.executable).name == Path(python).name
+    (container.directory / "go").touch()
+    assert 0 == container.wait(within=20)
+
+
+def test_a_rank_may_run_torchrun_itself(lab):
+    """It inherits no PET_ variable, so its own torchrun does not fight for port 29500."""
+    container = lab[0].run(*UNDER_A_SHELL, AGENT, "launch", "--", str(SCRIPTS / "nested.py"), env=KUBEFLOW)
+    assert 0 == container.wait(within=30)
+    assert {"pet": [], "code": 0, "said": "inner 1"} == json.loads(container.stdout)
+
+
+def test_a_torchrun_that_fails_inside_a_rank_is_not_taken_for_ours(lab):
+    """Its failed rank is that rank's own business; what the rank itself ends with is told, with its last words."""
+    killed = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    container = lab[0].launch("--", str(SCRIPTS / "nested.py"), *killed, env=KUBEFLOW)
+    assert 42 == container.wait(within=30)
+    told = container.termination
+    reason = f"rank 0 (local rank 0) exited with code 42 on {HOST}"
+    assert (42, 0, reason) == (told["exit_code"], told["rank"], told["reason"])
+    assert "the inner run failed with 1" == told["error"].splitlines()[-1]
+
+
+def test_a_progress_bar_is_passed_on_while_it_moves(lab):
+    """It ends in a carriage return; its newline may come in an hour."""
+    container = lab[0].launch("--launcher", "python", "--", str(SCRIPTS / "progress.py"), env=KUBEFLOW)
+    eventually(lambda: "10%" in container.stderr, within=10, what="the bar is seen")
+    assert not container.ended
