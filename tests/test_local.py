@@ -28,7 +28,7 @@ def rehearse(tmp_path):
     def start(body, *options, env=None):
         script = tmp_path / "train.py"
         script.write_text(SCRIPT.format(body=body))
-        command = [sys.executable, "-m", "trainer_agent", "local", "--workdir", str(tmp_path / "work")]
+        command = [sys.executable, "-m", "trainer_agent", "local", "--workdir", str(tmp_path / "nodes")]
         process = subprocess.Popen(
             [*command, "--steps", "launch", *options, "--", str(script)],
             stdout=subprocess.PIPE,
@@ -82,9 +82,9 @@ def test_two_nodes_meet(rehearse, tmp_path):
 
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == [f"[node {r // 2}] rank {r} of 4" for r in range(4)]
-    assert f"exit code 0; reports and logs are in {tmp_path}/work/node-*" in err
-    assert "rank 0 of 4\n" in (tmp_path / "work" / "node-0" / "log.txt").read_text()
-    steps = [json.loads(line) for line in (tmp_path / "work" / "node-1" / "timeline.jsonl").read_text().splitlines()]
+    assert f"exit code 0; reports and logs are in {tmp_path}/nodes/node-*" in err
+    assert "rank 0 of 4\n" in (tmp_path / "nodes" / "node-0" / "log.txt").read_text()
+    steps = [json.loads(line) for line in (tmp_path / "nodes" / "node-1" / "timeline.jsonl").read_text().splitlines()]
     assert [(s["step"], s["exit_code"]) for s in steps] == [("launch", 0)]
 
 
@@ -95,7 +95,7 @@ def test_the_first_failure_decides(rehearse, tmp_path):
     _, err = process.communicate(timeout=90)
 
     assert process.returncode == 42, err
-    message = json.loads((tmp_path / "work" / "node-1" / "termination-log").read_text())
+    message = json.loads((tmp_path / "nodes" / "node-1" / "termination-log").read_text())
     assert (message["exit_code"], message["rank"], message["host"]) == (42, 1, "local-node-0-1")
     assert left_behind(tmp_path / "train.py") == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -112,9 +111,8 @@ def run(argv: Sequence[str]) -> int:
         return 128 + error.signum
     except AgentError as error:
         return _report(error)
-    except BrokenPipeError:
-        # Whoever read our output went away, as `| head` does; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # click's only answer to a broken pipe, as `| head` leaves one; its own code for it, 1, says nothing.
         return 128 + 13
     except Exception as error:  # noqa: BLE001  # the last door: a bug of ours
         return _bug(error)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 # Names whose values must never be shown, by their last words; after GitHub's and Kubernetes' own conventions.
-SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY|ACCESS_KEY_ID|CREDENTIALS)$")
+SECRET_NAME = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|ACCESS_KEY|ACCESS_KEY_ID|API_KEY|PRIVATE_KEY|CREDENTIALS)$",
+    re.IGNORECASE,
+)
 MASK = "***"
 # Shorter values ("1", "none") would mask ordinary words wherever they occur.
 SHORTEST_SECRET = 6
@@ -59,8 +62,24 @@ def secrets_in(environ: Mapping[str, str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def redact(text: str, secrets: Iterable[str]) -> str:
+def redact(text: str, secrets: Collection[str]) -> str:
     """Return `text` with every secret masked."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return text
+
+
+def redact_all(value: Any, secrets: Collection[str]) -> Any:
+    """Return a JSON value with every secret masked in its texts; keys stay, whatever somebody's password is."""
+    if isinstance(value, str):
+        return redact(value, secrets)
+    if isinstance(value, dict):
+        return {k: redact_all(v, secrets) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_all(v, secrets) for v in value]
+    return value
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that ASCII digits write, else None; int() takes `\u0663` and breaks on 5,000 digits."""
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None

@@ -58,7 +58,6 @@ class Finding:
         hint: the next action, or a command.
         action: what a failing finding asks for; warnings always continue.
         evidence: the raw values behind the message, JSON-serialisable.
-
     """
 
     code: str

@@ -37,7 +37,6 @@ class Decision:
         warning: whether the user should read the reason.
         omp_threads: OMP_NUM_THREADS for each process, None when the user set it.
         virtual_local_rank: each rank must see one MIG instance as its device 0.
-
     """
 
     value: int | str
@@ -81,7 +80,6 @@ def decide(
     Raises:
         RetryError: devices were asked for and the driver of this node does not work.
         FatalError: devices were asked for and there are none; or, under `strict`, the numbers differ.
-
     """
     if isinstance(asked, int):
         decision = _number(asked, accelerators, name=f"{variable}={asked}", cpus=cpus)
@@ -129,7 +127,7 @@ def _idle(asked: int, found: Accelerators, *, name: str) -> str:
     """A claim of Dynamic Resource Allocation without a CPU request makes the controller inject 1."""
     return (
         f"{_processes(asked)} as {name} says, so {found.count - asked} of {found.count} devices stay idle "
-        f"({found.source}); --nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all of them, also with Dynamic Resource Allocation"
+        f"({found.source}); --nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all, also with dynamic allocation"
     )
 
 

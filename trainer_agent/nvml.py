@@ -23,7 +23,6 @@ class NvmlDevices:
         gpus: UUIDs of the whole GPUs, in NVML's order; a GPU in MIG mode is here too.
         mig: UUIDs of the MIG instances.
         reason: NVML's own words when it is broken.
-
     """
 
     state: str

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer_agent.errors import Terminated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,6 +50,16 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Become the parent of orphaned descendants, as PID 1 is by nature."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def termination_held() -> Iterator[None]:
+    """Hold SIGTERM, SIGINT and SIGHUP back: Python swallows what a handler raises while its hooks run after a fork."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 class IsolatedError(Exception):
@@ -114,7 +124,9 @@ class _Child:
 
     def close(self) -> int | None:
         """Kill the child with everything in its group; return its wait status, None when it does not die."""
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:  # a signal may have ended an earlier attempt
+            os.close(fd)
         if not self.complete:
             status = _wait(self.pid, 0.05 if self.left_s > 0 else 0)
             if status is not None:
@@ -128,7 +140,7 @@ class _Child:
         status = self.close()
         duration = time.monotonic() - self.started
         if self.complete:
-            kind, value, trace = pickle.loads(self.data[8:])  # noqa: S301  # written by our own child
+            kind, value, trace = _unpack(self.data[8:])
             return Answer(value, None if kind == "value" else CrashedError(value, trace=trace), duration)
         if late:
             return Answer(None, TimedOutError(self.timeout_s, hung=status is None), duration)
@@ -142,8 +154,9 @@ def run_all(functions: Sequence[tuple[Callable[[], Any], float]]) -> list[Answer
     selector = selectors.DefaultSelector()
     try:
         for function, timeout_s in functions:
-            child = _Child(function, timeout_s)
-            children.append(child)
+            with termination_held():
+                child = _Child(function, timeout_s)
+                children.append(child)
             selector.register(child.fd, selectors.EVENT_READ, child)
         while len(answers) < len(children):
             waiting = [c for c in children if c.pid not in answers]
@@ -155,7 +168,8 @@ def run_all(functions: Sequence[tuple[Callable[[], Any], float]]) -> list[Answer
     finally:
         for child in children:
             if child.pid not in answers:
-                child.close()
+                with suppress(ChildProcessError):
+                    child.close()
         selector.close()
     return [answers[c.pid] for c in children]
 
@@ -167,7 +181,6 @@ def isolated(function: Callable[[], Any], *, timeout_s: float) -> Any:
     Raises:
         TimedOutError: no answer in time; the child and its process group are killed.
         CrashedError: the child ended without an answer.
-
     """
     answer = run_all([(function, timeout_s)])[0]
     if answer.error:
@@ -183,6 +196,7 @@ def _serve(function: Callable[[], Any], write: int) -> NoReturn:
         die_with_parent()
         for signum in TERMINATION_SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
         os.dup2(2, 1)  # standard output carries only what was asked for
         _send(write, _call(function))
         code = 0
@@ -201,11 +215,20 @@ def _call(function: Callable[[], Any]) -> tuple[str, Any, str]:
 def _send(write: int, reply: tuple[str, Any, str]) -> None:
     try:
         data = pickle.dumps(reply)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001  # pickling runs the result's own code
         data = pickle.dumps(("crash", f"its result cannot be sent: {error}", ""))
     view = memoryview(len(data).to_bytes(8) + data)
     while view:
         view = view[os.write(write, view) :]
+
+
+def _unpack(data: bytes) -> tuple[str, Any, str]:
+    """Return what our own child packed; an object that does not come out whole is the child's failure too."""
+    try:
+        kind, value, trace = pickle.loads(data)  # noqa: S301
+    except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
+        return "crash", f"its result cannot be read: {type(error).__name__}: {error}", ""
+    return kind, value, trace
 
 
 def _wait(pid: int, seconds: float) -> int | None:
@@ -260,25 +283,31 @@ def spawn(
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
-    return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
-        list(argv),
-        env=dict(env),
-        stdout=stdout,
-        stderr=stderr,
-        process_group=0,
-        preexec_fn=prepare,  # noqa: PLW1509  # no thread runs yet
-    )
+    with termination_held():
+        return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
+            list(argv),
+            env=dict(env),
+            stdout=stdout,
+            stderr=stderr,
+            process_group=0,
+            preexec_fn=prepare,  # noqa: PLW1509  # no thread runs yet
+        )
 
 
 def descendants() -> list[int]:
     """Return the pids of all living descendants of this process."""
     import psutil
 
-    return [p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended between the two questions
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 def kill_descendants(signum: int = signal.SIGKILL) -> None:
     """Send `signum` to every descendant of this process."""
     for pid in descendants():
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer_agent.errors import RetryError
+from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.host import NameLookupError
 from trainer_agent.log import get_logger
 
@@ -22,10 +22,10 @@ STALE_NAME_S = 60.0
 class NameNeverCameError(RetryError):
     """Rank 0's name did not resolve in time."""
 
-    def __init__(self, name: str, reason: str, waited_s: float) -> None:
+    def __init__(self, variable: str, name: str, *, reason: str, waited_s: float) -> None:
         super().__init__(
             "master-name-missing",
-            f"PET_MASTER_ADDR={name} did not resolve within {waited_s:.0f} s: {reason}",
+            f"{variable}={name} did not resolve within {waited_s:.0f} s: {reason}",
             hint="check that the pod of rank 0 exists and that its headless Service has publishNotReadyAddresses: true",
         )
 
@@ -33,22 +33,33 @@ class NameNeverCameError(RetryError):
 class MasterElsewhereError(RetryError):
     """This node has rank 0, but the name leads to another one."""
 
-    def __init__(self, name: str, addresses: list[str]) -> None:
+    def __init__(self, variable: str, name: str, *, addresses: list[str]) -> None:
         super().__init__(
             "master-elsewhere",
-            f"this node has rank 0, but PET_MASTER_ADDR={name} is {', '.join(addresses)}, no address of this node",
-            hint="two nodes have PET_NODE_RANK=0, or ranks are swapped: rank 0 must be the pod that PET_MASTER_ADDR names",
+            f"this node has rank 0, but {variable}={name} is {', '.join(addresses)}, no address of this node",
+            hint=f"two nodes have rank 0, or ranks are swapped: rank 0 must be the pod that {variable} names",
         )
 
 
 class PortTakenError(RetryError):
     """Somebody listens on the master port."""
 
-    def __init__(self, port: int, holder: str) -> None:
+    def __init__(self, variable: str, port: int, *, holder: str) -> None:
         super().__init__(
             "master-port-taken",
-            f"PET_MASTER_PORT={port} is taken on this node{holder}",
-            hint="end the process that holds it, or set another PET_MASTER_PORT on all nodes (hostNetwork jobs share ports)",
+            f"port {port} of {variable} is taken on this node{holder}",
+            hint=f"end the process that holds it, or set another port in {variable} on all nodes",
+        )
+
+
+class PortForbiddenError(FatalError):
+    """The kernel does not let this user listen on the master port."""
+
+    def __init__(self, variable: str, port: int) -> None:
+        super().__init__(
+            "master-port-forbidden",
+            f"port {port} of {variable} may not be opened by this user (EACCES)",
+            hint=f"set a port of 1024 or more in {variable} on all nodes, such as 29500",
         )
 
 
@@ -58,7 +69,7 @@ def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None
 
     Raises:
         RetryError: not within `timeout_s` seconds; the message says what was missing.
-
+        FatalError: the port is one that this user may not open.
     """
     wait = _Wait(topology, host, timeout_s)
     while True:
@@ -71,10 +82,13 @@ def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None
 
 
 def _is_ours(topology: Topology, host: Host, addresses: list[str]) -> bool:
-    claims = {address: host.claim(address, topology.master_port) for address in addresses}
-    if "taken" in claims.values():
-        raise PortTakenError(topology.master_port, _holder(topology.master_port))
-    return "free" in claims.values()
+    port, variable = topology.master_port, topology.port_variable
+    claims = {host.claim(address, port) for address in addresses}
+    if "taken" in claims:
+        raise PortTakenError(variable, port, holder=_holder(port))
+    if "EACCES" in claims:
+        raise PortForbiddenError(variable, port)
+    return "free" in claims
 
 
 class _Wait:
@@ -82,42 +96,39 @@ class _Wait:
 
     def __init__(self, topology: Topology, host: Host, timeout_s: float) -> None:
         self.name = topology.master_addr
+        self.variable = topology.master_variable
         self.host = host
         self.timeout_s = timeout_s
         self.started = host.monotonic()
         self.told = self.started
+        self.stale_since: float | None = None
 
     def resolve(self) -> list[str]:
         while True:
             try:
                 return self.host.resolve(self.name, timeout_s=max(0.1, min(LOOKUP_S, self._left(self.timeout_s))))
             except NameLookupError as error:
-                self._pause(
-                    self.timeout_s,
-                    NameNeverCameError(self.name, error.message, self.timeout_s),
-                    "the master's name to resolve",
-                )
+                last = error.message
+                never = NameNeverCameError(self.variable, self.name, reason=last, waited_s=self.timeout_s)
+                self._pause(self.timeout_s, never, what="the master's name to resolve", last=last)
 
     def elsewhere(self, addresses: list[str]) -> None:
-        error = MasterElsewhereError(self.name, addresses)
-        self._pause(
-            min(self.timeout_s, STALE_NAME_S),
-            error,
-            f"the master's name to lead here instead of {', '.join(addresses)}",
-        )
+        error = MasterElsewhereError(self.variable, self.name, addresses=addresses)
+        if self.stale_since is None:  # a name that came late may be stale as long as one that was there at once
+            self.stale_since = self.host.monotonic() - self.started
+        what = f"the master's name to lead here instead of {', '.join(addresses)}"
+        self._pause(min(self.timeout_s, self.stale_since + STALE_NAME_S), error, what=what, last=error.message)
 
     def _left(self, timeout_s: float) -> float:
         return self.started + timeout_s - self.host.monotonic()
 
-    def _pause(self, timeout_s: float, error: RetryError, what: str) -> None:
+    def _pause(self, timeout_s: float, error: RetryError, *, what: str, last: str) -> None:
         if self._left(timeout_s) <= 0:
             raise error
         if self.host.monotonic() - self.told >= PROGRESS_S:
             self.told = self.host.monotonic()
             waited = round(self.told - self.started)
-            get_logger().info(
-                f"waiting for {what}", name=self.name, waited_s=waited, timeout_s=timeout_s, last=error.message
-            )
+            get_logger().info(f"waiting for {what}", name=self.name, waited_s=waited, timeout_s=timeout_s, last=last)
         self.host.sleep(max(0.0, min(PAUSE_S, self._left(timeout_s))))
 
 
@@ -126,8 +137,8 @@ def _holder(port: int) -> str:
     import psutil
 
     try:
-        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr]
-        pids = {c.pid for c in listening if c.pid and c.laddr[1] == port}
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        pids = {c.pid for c in listening if c.pid and tuple(c.laddr)[1:2] == (port,)}
         names = [f"{psutil.Process(pid).name()} (pid {pid})" for pid in sorted(pids)]
     except (psutil.Error, OSError):
         return ""

@@ -68,11 +68,10 @@ def load(path: str) -> dict[str, Any]:
 
     Raises:
         FatalError: the file cannot be read, or holds something else.
-
     """
     try:
-        data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise FatalError(
             "report-unreadable",
             f"{path} is not a readable JSON report: {error}",
@@ -85,6 +84,14 @@ def load(path: str) -> dict[str, Any]:
             f"{path} has schema {found!r}, wanted {SCHEMA!r}",
             hint="pass the file that --report-file wrote",
         )
+    try:
+        render(data)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FatalError(
+            "report-damaged",
+            f"{path} has the right schema, but not its fields: {type(error).__name__}: {error}",
+            hint="pass the file that --report-file wrote, unchanged",
+        ) from error
     return data
 
 
@@ -131,8 +138,8 @@ def compact(data: dict[str, Any], *, limit: int = TERMINATION_BYTES) -> str:
         if c["status"] == str(status)
         for f in c["findings"] or _without_findings(c)
     ]
-    head = {k: data[k] for k in ("verdict", "exit_code", "action", "node", "suspects")}
-    return fit(head, findings, limit=limit)
+    head = {k: data[k] for k in ("verdict", "exit_code", "action", "node")}
+    return fit(head, data["suspects"], findings, limit=limit)
 
 
 def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:
@@ -140,32 +147,60 @@ def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:
     return [{"code": "check-broke", "message": check["message"], "hint": ""}] if check["status"] == "error" else []
 
 
-def fit(head: dict[str, Any], findings: list[dict[str, Any]], *, limit: int) -> str:
-    """Return `head` with as many of `findings`, from the first, as `limit` bytes of JSON hold."""
-    for count in range(len(findings), 0, -1):
-        left_out = {"left_out": len(findings) - count} if count < len(findings) else {}
-        text = _json({**head, "findings": findings[:count], **left_out})
-        if len(text.encode()) <= limit:
-            return text
-    return shorten(_json(head), limit)
+def fit(head: dict[str, Any], suspects: list[Any], findings: list[Any], *, limit: int) -> str:
+    """Return `head` with as many suspects and findings, from the first, as `limit` bytes of JSON hold."""
+    # No entry is shorter than 20 bytes, so that thousands of them cost nothing.
+    suspect_count, count = min(len(suspects), limit // 20), min(len(findings), limit // 20)
+    while True:
+        message = {**head, "suspects": suspects[:suspect_count]}
+        if suspect_count < len(suspects):
+            message["suspects_left_out"] = len(suspects) - suspect_count
+        if findings:
+            message["findings"] = findings[:count]
+        if count < len(findings):
+            message["left_out"] = len(findings) - count
+        if _size(_json(message)) <= limit or max(suspect_count, count) <= 1:
+            return _within(message, limit)
+        count, suspect_count = (count - 1, suspect_count) if count > 1 else (count, suspect_count - 1)
 
 
 def with_tail(message: dict[str, Any], key: str, *, limit: int = TERMINATION_BYTES) -> str:
     """Return `message` as JSON of at most `limit` bytes; text under `key` loses its beginning, the end says most."""
-    text = _json(message)
-    while (excess := len(text.encode()) - limit) > 0 and message.get(key):
-        message = {**message, key: message[key][max(1, excess // 2) :]}
-        text = _json(message)
-    return shorten(text, limit)
+    while (excess := _size(_json(message)) - limit) > 0 and message.get(key):
+        message = {**message, key: message[key][max(1, excess // 6) :]}  # one character takes six bytes at most
+    return _within(message, limit)
+
+
+def _within(message: dict[str, Any], limit: int) -> str:
+    """Return `message` as JSON of at most `limit` bytes: its longest texts are cut until it fits."""
+    text, longest = _json(message), limit
+    while _size(text) > limit and longest > 16:  # verdicts and actions are shorter, and must stay whole
+        longest //= 2
+        text = _json(_cut(message, longest))
+    return text
+
+
+def _cut(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return value[:longest]
+    if isinstance(value, dict):
+        return {k: _cut(v, longest) for k, v in value.items()}
+    return [_cut(v, longest) for v in value] if isinstance(value, list) else value
 
 
 def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    # Variables and file names may hold bytes that are no UTF-8; Python's stand-ins for them cannot be written.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace").decode()
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
 
 
 def shorten(text: str, limit: int) -> str:
     """Return at most `limit` bytes of `text`, cut at a character."""
-    return text.encode()[:limit].decode(errors="ignore")
+    return text.encode(errors="replace")[:limit].decode(errors="ignore")
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -174,14 +209,13 @@ def write_whole(path: str | Path, text: str) -> None:
 
     Raises:
         FatalError: it cannot be written.
-
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with os.fdopen(fd, "w") as file:
+            with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
             Path(name).chmod(0o644)
             Path(name).replace(target)
@@ -197,6 +231,6 @@ def write_whole(path: str | Path, text: str) -> None:
 def write_termination(path: str | Path, text: str) -> None:
     """Write in place: the kubelet mounts that file, so it can be neither replaced nor removed."""
     try:
-        Path(path).write_text(shorten(text, TERMINATION_BYTES))
+        Path(path).write_text(shorten(text, TERMINATION_BYTES), encoding="utf-8")
     except OSError as error:
         raise FatalError("not-writable", f"cannot write the termination message to {path}: {error.strerror}") from error

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer_agent.env import Reader, Setting
+from trainer_agent.env import Reader, Setting, whole_number
 from trainer_agent.errors import Finding, Severity
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 29500  # torchrun's default, and what Kubeflow's torch plugin injects
 MAX_PORT = 65535
 # Hostname of an indexed pod of a TrainJob: <job>-node-0-<index>; a pod's own name adds five random characters.
-POD_NAME = re.compile(r"^(?P<job>.+)-node-\d+-(?P<index>\d+)(-[a-z0-9]{5})?$")
+POD_NAME = re.compile(r"^(?P<job>.+)-node-[0-9]+-(?P<index>[0-9]{1,9})(-[a-z0-9]{5})?$")
+# What the jax runtime of Trainer injects; JAX has many more variables, which users set in jobs of any kind.
+JAX_NAMES = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 NPROC_WORDS = ("auto", "cpu", "gpu")  # the words torchrun knows; `xpu` is newer and rare, so it is passed as gpu
 
 
@@ -33,7 +35,6 @@ class Topology:
         rdzv_backend: `static` or what `PET_RDZV_BACKEND` names.
         settings: every value that was read, with its origin.
         findings: contradictions; `ERROR` ones make the job impossible.
-
     """
 
     runtime: str
@@ -59,6 +60,19 @@ class Topology:
         return self.max_nodes == 1
 
     @property
+    def master_variable(self) -> str:
+        """The variable that says where rank 0 listens."""
+        if self.runtime == "jax":
+            return "JAX_COORDINATOR_ADDRESS"
+        endpoint = any(s.name == "PET_RDZV_ENDPOINT" and s.value for s in self.settings)
+        return "PET_RDZV_ENDPOINT" if endpoint else "PET_MASTER_ADDR"
+
+    @property
+    def port_variable(self) -> str:
+        """The variable that holds rank 0's port."""
+        return "PET_MASTER_PORT" if self.master_variable == "PET_MASTER_ADDR" else self.master_variable
+
+    @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that make the job impossible."""
         return tuple(f for f in self.findings if f.severity is Severity.ERROR)
@@ -67,7 +81,7 @@ class Topology:
 def read_topology(environ: Mapping[str, str], *, hostname: str) -> Topology:
     """Return the topology that `environ` describes; never raises, contradictions become findings."""
     reader = _TopologyReader(environ, environ.get("HOSTNAME", "").strip() or hostname)
-    if any(name.startswith("JAX_") for name in environ) and "PET_NNODES" not in environ:
+    if any(name in environ for name in JAX_NAMES) and "PET_NNODES" not in environ:
         return reader.jax()
     return reader.torch()
 
@@ -86,12 +100,12 @@ class _TopologyReader:
         injected = sorted(n for n in self.environ if n.startswith("PET_"))
         min_nodes, max_nodes = self._nnodes("PET_NNODES")
         nproc = self._nproc()
-        rank = self._torch_rank()
+        name, rank = self._torch_rank()
         master, port = self._master(max_nodes)
         backend = self._backend(elastic=min_nodes != max_nodes)
         if not injected:
             self._missing()
-        self._check_rank("PET_NODE_RANK", rank, max_nodes)
+        self._check_rank(name, rank, max_nodes)
         if injected:
             self._compare_with_pod(rank)
         return self._topology(
@@ -109,7 +123,8 @@ class _TopologyReader:
         rank = self._integer("JAX_PROCESS_ID", default=0, low=0, effect="this node's rank")
         address = self.reader.get("JAX_COORDINATOR_ADDRESS", effect="where process 0 listens") or ""
         host, _, port_text = address.rpartition(":")
-        port = int(port_text) if port_text.isdigit() else 0
+        host = host.strip("[]")
+        port = whole_number(port_text) or 0
         if nodes > 1 and not (host and 0 < port <= MAX_PORT):
             self._error(
                 "master-addr-missing",
@@ -152,13 +167,13 @@ class _TopologyReader:
 
     def _integer(self, name: str, *, default: int, low: int, high: int | None = None, effect: str) -> int:
         text = self.reader.get(name, default=str(default), effect=effect) or ""
-        try:
-            value = int(text)
-        except ValueError:
+        digits = whole_number(text.removeprefix("-"))
+        if digits is None:
             self._error(
                 "not-an-integer", f"{name}={text!r} is not a whole number", f"set {name} to a number such as {default}"
             )
             return default
+        value = -digits if text.startswith("-") else digits
         if value < low or (high is not None and value > high):
             wanted = f"{low} or more" if high is None else f"{low}..{high}"
             self._error("out-of-range", f"{name}={value} is outside {wanted}", f"set {name} to a number in {wanted}")
@@ -167,9 +182,9 @@ class _TopologyReader:
 
     def _nnodes(self, name: str) -> tuple[int, int]:
         text = self.reader.get(name, default="1", effect="number of nodes (MIN:MAX when elastic)") or ""
-        match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-        low = int(match[1]) if match else 0
-        high = int(match[2] or match[1]) if match else 0
+        first, colon, last = text.partition(":")
+        low = whole_number(first) or 0
+        high = (whole_number(last) or 0) if colon else low
         if not 1 <= low <= high:
             self._error(
                 "nnodes-invalid",
@@ -186,8 +201,8 @@ class _TopologyReader:
             return None
         if text in NPROC_WORDS:
             return text
-        if re.fullmatch(r"[0-9]+", text) and int(text) > 0:
-            return int(text)
+        if number := whole_number(text):
+            return number
         self._error(
             "nproc-invalid",
             f"{name}={text!r} is neither auto, cpu, gpu nor a number of 1 or more",
@@ -195,19 +210,19 @@ class _TopologyReader:
         )
         return None
 
-    def _torch_rank(self) -> int:
-        effect = "this node's rank"
-        if "PET_NODE_RANK" in self.environ:
-            return self._integer("PET_NODE_RANK", default=0, low=0, effect=effect)
+    def _torch_rank(self) -> tuple[str, int]:
+        """Return the rank, and before it where it was read."""
+        name, effect = "PET_NODE_RANK", "this node's rank"
+        if name in self.environ:
+            return name, self._integer(name, default=0, low=0, effect=effect)
         if "JOB_COMPLETION_INDEX" in self.environ:
-            return self._integer(
-                "JOB_COMPLETION_INDEX", default=0, low=0, effect=f"{effect}, as PET_NODE_RANK is not set"
-            )
+            because = f"{effect}, as {name} is not set"
+            return "JOB_COMPLETION_INDEX", self._integer("JOB_COMPLETION_INDEX", default=0, low=0, effect=because)
         if self.pod:
-            self.reader.note("PET_NODE_RANK", self.pod["index"], origin=f"pod name {self.hostname}", effect=effect)
-            return int(self.pod["index"])
-        self.reader.note("PET_NODE_RANK", "0", origin="default", effect=effect)
-        return 0
+            self.reader.note(name, self.pod["index"], origin=f"pod name {self.hostname}", effect=effect)
+            return f"{name} (from the pod name {self.hostname})", int(self.pod["index"])
+        self.reader.note(name, "0", origin="default", effect=effect)
+        return name, 0
 
     def _master(self, max_nodes: int) -> tuple[str, int]:
         address = self.reader.get("PET_MASTER_ADDR", effect="where rank 0 listens") or ""
@@ -221,6 +236,7 @@ class _TopologyReader:
         endpoint = self.reader.get("PET_RDZV_ENDPOINT", effect="overrides address and port of the rendezvous") or ""
         if endpoint:
             return self._endpoint(endpoint, port)
+        address = address.strip("[]")
         if max_nodes > 1 and not address:
             self._error(
                 "master-addr-missing",
@@ -228,20 +244,21 @@ class _TopologyReader:
                 "set it to the name of the pod with rank 0, such as <job>-node-0-0.<job>; "
                 "Trainer injects it when the TrainJob has a spec.trainer (an empty one is enough)",
             )
-        return address.strip("[]"), port
+        return address, port
 
     def _endpoint(self, endpoint: str, port: int) -> tuple[str, int]:
         host, colon, port_text = endpoint.rpartition(":")
-        if not colon or (":" in host and not host.startswith("[")):  # a bare IPv6 address has no port
-            return endpoint.strip("[]"), port
-        if not port_text.isdigit() or not 0 < int(port_text) <= MAX_PORT:
+        if not colon or endpoint.endswith("]") or (":" in host and not host.startswith("[")):  # IPv6 without a port
+            host, port_text = endpoint, str(port)
+        number = whole_number(port_text) or 0
+        if not host.strip("[]") or not 0 < number <= MAX_PORT:
             self._error(
                 "endpoint-invalid",
-                f"PET_RDZV_ENDPOINT={endpoint!r} has no valid port",
-                f"write it as host:port, such as {host or 'host'}:{DEFAULT_PORT}",
+                f"PET_RDZV_ENDPOINT={endpoint!r} has no {'valid port' if host.strip('[]') else 'host'}",
+                f"write it as host:port, such as {host or '<job>-node-0-0.<job>'}:{DEFAULT_PORT}",
             )
             return host.strip("[]"), port
-        return host.strip("[]"), int(port_text)
+        return host.strip("[]"), number
 
     def _backend(self, *, elastic: bool) -> str:
         # A static rendezvous waits for MAX nodes and fails when fewer come, so an elastic job needs c10d.
@@ -262,7 +279,7 @@ class _TopologyReader:
             self._rank_outside(name, rank, max_nodes)
 
     def _rank_outside(self, name: str, rank: int, max_nodes: int) -> None:
-        if not any(n.startswith(("PET_", "JAX_")) for n in self.environ):
+        if not any(n.startswith("PET_") or n in JAX_NAMES for n in self.environ):
             return  # `pet-missing` says it better
         count = "JAX_NUM_PROCESSES" if name.startswith("JAX_") else "PET_NNODES"
         wanted = f"0..{max_nodes - 1}" if max_nodes > 1 else "0"
@@ -282,7 +299,7 @@ class _TopologyReader:
             "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
             "list it in mlPolicy.torch.envInjection of the runtime"
         )
-        if index.isdigit() and int(index) > 0:
+        if whole_number(index):
             self._error("pet-missing", message, hint)
         else:
             self._warn("pet-missing", f"{message}; taken for a job of one node", hint)

@@ -12,7 +12,7 @@ import click
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.commands.launch import LaunchOptions, decide_nproc, find_torchrun, launch_options
-from trainer_agent.env import Setting, redact, secrets_in
+from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
 from trainer_agent.launchers import Job, build
@@ -45,9 +45,9 @@ def explain(output: str, script: tuple[str, ...], **settings: Any) -> int:
     trainer-agent explain
     trainer-agent explain --output json -- train.py
     """
-    data = gather(LaunchOptions(**settings), script or ("train.py",), os.environ, Host())
-    text = json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else render(data)
-    click.echo(redact(text, secrets_in(os.environ)))
+    found = gather(LaunchOptions(**settings), script or ("train.py",), os.environ, Host())
+    data = redact_all(found, secrets_in(os.environ))
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else render(data))
     return int(data["exit_code"])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ import click
 
 from trainer_agent.accelerators import find_accelerators
 from trainer_agent.cgroup import read_limits
+from trainer_agent.commands.seconds import Seconds
+from trainer_agent.env import redact_all, secrets_in, whole_number
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
 from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, LAUNCHERS, Command, Job, build
@@ -79,7 +81,7 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
         option("--allow-cpu-fallback", is_flag=True, help="Let auto mean CPUs where no accelerator is visible."),
         option(
             "--rendezvous-timeout",
-            type=click.FloatRange(min=1),
+            type=Seconds(min=1),
             default=RENDEZVOUS_TIMEOUT_S,
             show_default=True,
             help="Seconds to wait for rank 0's name, and then for all nodes.",
@@ -91,7 +93,7 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         option(
             "--grace",
-            type=click.FloatRange(min=0),
+            type=Seconds(min=0),
             default=GRACE_S,
             show_default=True,
             help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
@@ -134,17 +136,13 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
             return ExitCode.PASS
         if not topology.single_node:
             wait_for_master(topology, host, timeout_s=options.rendezvous_timeout)
+        supervised = os.getpid() == 1 if options.supervise is None else options.supervise
+        get_logger().info("launching", command=shlex.join(command.argv), supervised=supervised)
+        return _supervise(options, command, topology, host) if supervised else _become(command)
     except AgentError as error:
-        _tell_termination(
-            options,
-            {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint},
-        )
+        facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
+        _tell_termination(options, redact_all(facts, secrets_in(environ)))
         raise
-    supervised = os.getpid() == 1 if options.supervise is None else options.supervise
-    get_logger().info("launching", command=shlex.join(command.argv), supervised=supervised)
-    if supervised:
-        return _supervise(options, command, topology, host)
-    return _become(command)
 
 
 def prepare(
@@ -155,7 +153,6 @@ def prepare(
 
     Raises:
         AgentError: the environment contradicts itself, or this node cannot do what was asked.
-
     """
     topology = read_topology(environ, hostname=host.hostname())
     if topology.errors:
@@ -202,10 +199,11 @@ def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[st
 
 
 def _asked(text: str) -> int | str:
+    text = text.strip()
     if text in NPROC_WORDS:
         return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
+    if number := whole_number(text):
+        return number
     raise FatalError(
         "nproc-invalid",
         f"--nproc={text!r} is neither auto, cpu, gpu nor a number of 1 or more",
@@ -227,6 +225,8 @@ def find_torchrun(python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _become(command: Command) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec hands that on
+        signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvpe(command.argv[0], command.argv, dict(command.env))  # noqa: S606  # becoming the user's command is the job
     except OSError as error:
@@ -234,6 +234,8 @@ def _become(command: Command) -> int:
 
 
 def _supervise(options: LaunchOptions, command: Command, topology: Topology, host: Host) -> int:
+    import tempfile
+
     kills_before = read_limits(host).oom_kills
     with tempfile.TemporaryDirectory(prefix="trainer-agent-", ignore_cleanup_errors=True) as scratch:
         error_file = Path(scratch) / "error.json"
@@ -247,7 +249,7 @@ def _supervise(options: LaunchOptions, command: Command, topology: Topology, hos
         ended = supervise(command.argv, env, grace_s=options.grace, feed=autopsy.feed)
         kills = (read_limits(host).oom_kills or 0) - (kills_before or 0)
         message = verdict(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
-    return _finish(options, message, ended)
+    return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 
 
 def _finish(options: LaunchOptions, message: dict[str, Any], ended: Ended) -> int:

@@ -17,7 +17,8 @@ from trainer_agent.accelerators import find_accelerators
 from trainer_agent.catalogue import Listed, list_checks
 from trainer_agent.cgroup import read_limits
 from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
-from trainer_agent.env import redact, secrets_in
+from trainer_agent.commands.seconds import Seconds
+from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
@@ -86,9 +87,9 @@ def preflight_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--timeout",
-            type=click.FloatRange(min=0.1),
+            type=Seconds(min=0.1),
             show_envvar=True,
-            help="Seconds for all checks together, instead of the profile's.",
+            help="Seconds for all checks together, instead of the profile's; the wait for rank 0's name has its own.",
         ),
         click.option(
             "--gate", is_flag=True, show_envvar=True, help="Exit 0 instead of 10 on warnings, for init containers."
@@ -129,7 +130,7 @@ def preflight_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--rendezvous-timeout",
-            type=click.FloatRange(min=0),
+            type=Seconds(min=0),
             default=600.0,
             show_default=True,
             show_envvar=True,
@@ -158,8 +159,9 @@ def preflight(**settings: Any) -> int:
 def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *, to_stderr: bool = False) -> int:
     """Run the checks, write the report wherever it is wanted, return the exit code."""
     report = examine(options, environ, host)
-    secrets = secrets_in(environ)
-    text = redact(json.dumps(report.as_dict(), indent=2, ensure_ascii=False), secrets)
+    clean = redact_all(report.as_dict(), secrets_in(environ))
+    # Messages quote variables, which may hold any bytes; what is no text becomes question marks.
+    text = json.dumps(clean, indent=2, ensure_ascii=False).encode(errors="replace").decode()
     data = json.loads(text)
     stream = sys.stderr if to_stderr else sys.stdout
     click.echo(text + "\n" if options.output == "json" else render(data, colour=stream.isatty()), file=stream, nl=False)

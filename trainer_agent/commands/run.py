@@ -74,7 +74,7 @@ def run(
     code = int(ExitCode.PASS)
     for step in (s for s in STEPS if s in steps):
         with _timed(step, timeline) as outcome:
-            code = outcome["exit_code"] = takes[step]()
+            code = outcome["exit_code"] = int(takes[step]())
         if step == "launch" or code not in (ExitCode.PASS, ExitCode.WARN):
             break
     return code

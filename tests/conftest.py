@@ -1,0 +1,21 @@
+"""What every test may rely on: an environment without anything that the agent reads."""
+
+import os
+import re
+
+import pytest
+
+READ = re.compile(
+    r"(PET|JAX|DMLC|TRAINER_AGENT|TORCHELASTIC|NCCL|OMPI|TPU|HABANA|KUBERNETES|AWS|HF|JOB_COMPLETION|OMP|CUDA_VISIBLE"
+    r"|HIP_VISIBLE|ROCR_VISIBLE|NVIDIA_VISIBLE|ZE_AFFINITY)_.*"
+    r"|STORAGE_URI|OUTPUT_PATH|IGNORE_PATTERNS|ACCESS_TOKEN|ENDPOINT|ACCESS_KEY_ID|SECRET_ACCESS_KEY|REGION|ROLE_ARN"
+    r"|HOSTNAME|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK"
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    """Take away whatever the developer's shell or pod has set, so that only the test decides."""
+    for name in list(os.environ):
+        if READ.fullmatch(name):
+            monkeypatch.delenv(name)

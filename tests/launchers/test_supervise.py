@@ -1,0 +1,182 @@
+"""supervise: a real command as a child of a tiny program that does what PID 1 must do."""
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer_agent.errors import FatalError
+from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
+
+DRIVER = """
+import dataclasses, json, os, sys
+from trainer_agent import log
+from trainer_agent.launchers.supervise import supervise
+log.configure({}, form="json")
+grace, feeding, *argv = sys.argv[1:]
+feed = (lambda line: b"hidden" not in line) if feeding == "feed" else None
+ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)
+print(json.dumps(dataclasses.asdict(ended)))
+"""
+# A command says that it is ready, then does what the test wants.
+READY = "import os, signal, subprocess, sys, threading; say = lambda: (print('ready', flush=True)); "
+GRACEFUL = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+WAIT = "say(); threading.Event().wait()"
+
+
+def gone(pid, *, within_s=5.0):
+    """Return whether a killed process ends in time; init collects it some moments later."""
+    deadline = time.monotonic() + within_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        select.select([], [], [], 0.01)
+    return True
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def start(code, *, grace=10.0, feed="none"):
+    argv = [sys.executable, "-c", DRIVER, str(grace), feed, sys.executable, "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(argv, **pipes)
+
+
+def finish(driver):
+    """Return how the command ended without its duration, what it printed before, and standard error."""
+    out, err = driver.communicate(timeout=20)
+    *printed, last = out.splitlines() or [err]
+    ended = json.loads(last)
+    return Ended(**{**ended, "elapsed_s": 0.0}), printed, err
+
+
+def run(code, **settings):
+    with start(code, **settings) as driver:
+        return finish(driver)
+
+
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("pass", 0),
+        ("raise SystemExit(42)", 42),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.abort()", 134),
+    ],
+)
+def test_exit_codes(code, expected):
+    """The command's code passes through, 128 + n for a signal."""
+    assert (Ended(expected, 0, killed=False, reaped=0, elapsed_s=0.0), [], "") == run(code)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stopping_signal_is_forwarded(signum):
+    """The command gets the signal and the time to save its state."""
+    handler = GRACEFUL.replace("SIGTERM", signal.Signals(signum).name)
+    with start(READY + handler + WAIT) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signum)
+        ended, printed, _ = finish(driver)
+    assert (Ended(7, signum, killed=False, reaped=0, elapsed_s=0.0), ["saved"]) == (ended, printed)
+
+
+def test_other_signals_are_forwarded_and_stop_nothing():
+    """SIGUSR1 asks for a checkpoint in many jobs."""
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(5)); "
+    with start(READY + handler + WAIT) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGUSR1)
+        assert Ended(5, 0, killed=False, reaped=0, elapsed_s=0.0) == finish(driver)[0]
+
+
+def test_the_grace_ends():
+    """Who ignores SIGTERM is killed, with everything that it started."""
+    code = READY + STUBBORN + "child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); " + WAIT
+    with start(code, grace=0.2) as driver:
+        grandchild = int(driver.stdout.readline())
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        ended, _, err = finish(driver)
+    assert (137, 15, True) == (ended.code, ended.signum, ended.killed)
+    assert gone(grandchild)
+    assert ["stopping", "the grace is over, killing"] == [json.loads(line)["event"] for line in err.splitlines()]
+
+
+def test_more_signals_do_not_prolong_the_grace():
+    """The grace counts from the first signal, and that one is reported, however often somebody asks again."""
+    with start(READY + STUBBORN + STUBBORN.replace("TERM", "HUP") + WAIT, grace=0.3) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        assert "stopping" == json.loads(driver.stderr.readline())["event"]
+        deadline = time.monotonic() + 5
+        while driver.poll() is None and time.monotonic() < deadline:
+            driver.send_signal(signal.SIGHUP)
+            select.select([], [], [], 0.05)
+        assert driver.poll() == 0
+        ended = finish(driver)[0]
+    assert Ended(137, 15, killed=True, reaped=0, elapsed_s=0.0) == ended
+
+
+def test_orphans_are_reaped():
+    """Orphans are adopted and collected while the command runs, as PID 1 must do."""
+    orphan = "subprocess.Popen(['sh', '-c', 'true & true & true &']).wait(); "
+    until = "import select; select.select([], [], [], 0.3)"
+    ended, _, _ = run(READY + orphan + until)
+    assert (0, 3) == (ended.code, ended.reaped)
+
+
+def test_nothing_outlives_the_command():
+    """An orphan in a session of its own ends with the command."""
+    code = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True); print(p.pid, flush=True)"
+    ended, printed, _ = run(code)
+    assert ended.code == 0
+    assert gone(int(printed[0]))
+
+
+def test_standard_error_is_filtered():
+    """`feed` sees every line and decides which the user sees; standard output is not touched."""
+    code = "import sys; print('out', flush=True); sys.stderr.write('one\\nhidden two\\nthree without end')"
+    ended, printed, err = run(code, feed="feed")
+    assert (0, ["out"], "one\nthree without end") == (ended.code, printed, err)
+
+
+def test_a_line_that_never_ends():
+    """A progress bar without line ends is passed on in pieces."""
+    _, _, err = run("import sys; sys.stderr.write('x' * 300_000)", feed="feed")
+    assert "x" * 300_000 == err
+
+
+def test_an_orphan_that_holds_standard_error():
+    """A daemon that keeps standard error open is ended and does not hold us up."""
+    code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    began = time.monotonic()
+    assert run(code, feed="feed")[0].code == 0
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("name, reason", [("no-such-command", "No such file or directory"), ("/", "Permission denied")])
+@pytest.mark.parametrize("feed", [None, bytes])
+def test_a_command_that_cannot_start(name, reason, feed):
+    """The kernel's answer becomes an error with a hint; signals and pipes are as before."""
+    before = (signal.pthread_sigmask(signal.SIG_BLOCK, []), open_files())
+    with pytest.raises(FatalError) as refused:
+        supervise([name], {"PATH": "/bin"}, grace_s=1, feed=feed)
+    error = refused.value
+    hint = "check the command after `--`, and that the training image has it on PATH"
+    assert ("command-not-started", f"cannot start {name!r}: {reason}", hint) == (error.code, error.message, error.hint)
+    assert before == (signal.pthread_sigmask(signal.SIG_BLOCK, []), open_files())
+
+
+def test_cannot_start_names_the_command():
+    """Only the program is named, its arguments may be secret."""
+    error = cannot_start(("train", "--token", "x"), OSError(7, "Argument list too long"))
+    assert "cannot start 'train': Argument list too long" == error.message

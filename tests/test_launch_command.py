@@ -1,0 +1,216 @@
+"""launch: the real program, from its variables to what it becomes."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from trainer_agent.commands.launch import find_torchrun
+
+AGENT = (sys.executable, "-m", "trainer_agent")
+TORCH = {
+    "PET_NNODES": "1",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "no.such.host.invalid",
+    "PET_MASTER_PORT": "29500",
+}
+
+
+def launch(*words, **environ):
+    """Run `trainer-agent launch`; return exit code, standard output and the log's lines."""
+    environ = {"PATH": "/usr/bin:/bin", **environ}
+    done = subprocess.run([*AGENT, "launch", *words], env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def events(stderr, *keys):
+    return [tuple(json.loads(line).get(k) for k in keys) for line in stderr.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture
+def torchrun():
+    return " ".join(find_torchrun(sys.executable, {"PATH": "/usr/bin:/bin"}))
+
+
+@pytest.mark.parametrize(
+    "environ, words, command",
+    [
+        (TORCH, ("train.py", "a b"), "{torchrun} --standalone --nproc-per-node 1 train.py 'a b'"),
+        ({}, ("train.py", "--help"), f"{sys.executable} train.py --help"),
+        ({}, ("--python", "/opt/py", "--", "-m", "pkg"), "/opt/py -m pkg"),
+        (
+            {},
+            ("--launcher", "torchrun", "--nproc", " 1 ", "--", "t.py"),
+            "{torchrun} --standalone --nproc-per-node 1 t.py",
+        ),
+        ({"TRAINER_AGENT_LAUNCH_LAUNCHER": "python", **TORCH}, ("t.py",), f"{sys.executable} t.py"),
+        (
+            {"TRAINER_AGENT_LAUNCH_NPROC": "cpu", **TORCH},
+            ("--nproc", "1", "t.py"),
+            "{torchrun} --standalone --nproc-per-node 1 t.py",
+        ),
+        ({}, ("sh", "-c", "exit 3"), "sh -c 'exit 3'"),
+    ],
+)
+def test_dry_run(torchrun, environ, words, command):
+    """The command is printed and not run; options win over variables, and the script's options are its own."""
+    code, out, _ = launch("--dry-run", *words, **environ)
+    assert (0, command.replace("{torchrun}", torchrun) + "\n") == (code, out)
+
+
+def test_dry_run_waits_for_nobody():
+    """A name that does not exist is no obstacle to printing a command."""
+    code, out, _ = launch("--dry-run", "t.py", **{**TORCH, "PET_NNODES": "2"})
+    place = "--nnodes 2 --node-rank 0 --master-addr no.such.host.invalid --master-port 29500 --rdzv-conf timeout=900"
+    assert (0, f"{place} --nproc-per-node 1 t.py\n") == (code, out.partition(" ")[2])
+
+
+def test_all_contradictions_are_logged(tmp_path):
+    """Every finding is one line with its code and hint, the first one last with the exit code."""
+    log = tmp_path / "termination-log"
+    environ = {**TORCH, "PET_NNODES": "x", "PET_NODE_RANK": "²"}
+    code, out, err = launch("--termination-log", str(log), "t.py", **environ)
+    nnodes = "PET_NNODES='x' is neither a number of nodes (1 or more) nor a range MIN:MAX"
+    rank = "PET_NODE_RANK='²' is not a whole number"
+    expected = [(rank, "not-an-integer", None), (nnodes, "nnodes-invalid", 30)]
+    assert (30, "", expected) == (code, out, events(err, "event", "code", "exit_code"))
+    hint = "set PET_NNODES to a number such as 2, or to a range such as 1:4 for an elastic job"
+    facts = {"exit_code": 30, "code": "nnodes-invalid", "reason": f"{nnodes}; {rank}", "hint": hint}
+    assert facts == json.loads(log.read_text())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "²", "9" * 5000, " "])
+def test_a_number_of_processes_that_is_none(value):
+    """--nproc is checked like its variable, and named in the message."""
+    code, out, err = launch("--nproc", value, "t.py")
+    message = f"--nproc={value.strip()!r} is neither auto, cpu, gpu nor a number of 1 or more"
+    assert (30, "", [(message, "give a number such as 8")]) == (code, out, events(err, "event", "hint"))
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ((), "Missing argument 'SCRIPT...'."),
+        (
+            ("--grace", "nan", "t.py"),
+            "Invalid value for '--grace' (env var: 'TRAINER_AGENT_LAUNCH_GRACE'): nan is not a number of seconds.",
+        ),
+        (("--rendezvous-timeout", "inf", "t.py"), "inf is not a number of seconds."),
+        (("--rendezvous-timeout", "0", "t.py"), "0.0 is not in the range x>=1."),
+        (("--launcher", "mpi", "t.py"), "'mpi' is not one of 'auto', 'accelerate', 'tune', 'torchrun', 'python'."),
+        (("--nope", "t.py"), "No such option"),
+    ],
+)
+def test_wrong_usage(words, complaint):
+    """What the command line cannot mean is a usage error with exit code 2."""
+    code, out, err = launch(*words)
+    assert (2, "", True) == (code, out, complaint in " ".join(err.split()))
+
+
+def test_wrong_usage_by_a_variable():
+    """An option that a variable sets wrongly names the variable."""
+    code, _, err = launch("t.py", TRAINER_AGENT_LAUNCH_GRACE="soon")
+    assert (2, True) == (code, "TRAINER_AGENT_LAUNCH_GRACE" in err)
+
+
+def test_exec():
+    """The program is replaced, so the command's output and exit code are its own."""
+    code, out, err = launch("--launcher", "python", "--", "-c", "import sys; print(sys.argv[1:]); sys.exit(42)", "a b")
+    assert (42, "['a b']\n", [("launching", False)]) == (code, out, events(err, "event", "supervised"))
+
+
+def test_exec_hands_on_no_ignored_signals():
+    """Python ignores SIGPIPE; a shell that inherits that cannot undo it."""
+    _, out, _ = launch("grep", "SigIgn", "/proc/self/status")
+    assert "SigIgn:\t0000000000000000\n" == out
+
+
+@pytest.mark.parametrize("mode", ["--exec", "--supervise"])
+def test_a_command_that_cannot_start(tmp_path, mode):
+    """Both ways end with the same message, also in the termination log."""
+    log = tmp_path / "termination-log"
+    code, _, err = launch(mode, "--termination-log", str(log), "no-such-command")
+    message = "cannot start 'no-such-command': No such file or directory"
+    assert (30, (message, "command-not-started")) == (code, events(err, "event", "code")[-1])
+    assert message == json.loads(log.read_text())["reason"]
+
+
+def test_supervise_passes_success(tmp_path):
+    """A run that succeeds leaves no termination message."""
+    log = tmp_path / "termination-log"
+    code, out, err = launch("--supervise", "--termination-log", str(log), "echo", "hello")
+    assert (0, "hello\n", ("training ended", 0, "finished")) == (
+        code,
+        out,
+        events(err, "event", "exit_code", "reason")[-1],
+    )
+    assert not log.exists()
+
+
+def test_supervise_tells_why(tmp_path):
+    """The termination message has code, reason, host and the last words, without secrets."""
+    log = tmp_path / "termination-log"
+    script = "raise SystemExit('no access with s3cr3t-value')"
+    environ = {"HF_TOKEN": "s3cr3t-value", "HOSTNAME": "pod-1"}
+    words = ("--supervise", "--termination-log", str(log), "--", "-c", script)
+    code, _, err = launch(*words, **environ)
+    expected = {
+        "exit_code": 1,
+        "reason": "the command exited with code 1 on pod-1",
+        "host": "pod-1",
+        "error": "no access with ***",
+    }
+    assert (1, expected) == (code, json.loads(log.read_text()))
+    assert "no access with s3cr3t-value\n" in err  # the script's own output is its own
+
+
+def test_supervise_stops_in_time(tmp_path):
+    """SIGTERM reaches the command, and the exit code is that of the signal although the command said 1."""
+    log = tmp_path / "termination-log"
+    script = "import signal, sys; signal.signal(15, lambda *_: sys.exit(1)); print(flush=True); signal.pause()"
+    words = [*AGENT, "launch", "--supervise", "--termination-log", str(log), "--", "-c", script]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, env={"PATH": "/bin", "HOSTNAME": "pod-1"}, **pipes) as agent:
+        agent.stdout.readline()
+        agent.send_signal(signal.SIGTERM)
+        agent.communicate(timeout=20)
+    expected = {"exit_code": 143, "reason": "stopped by signal 15", "host": "pod-1"}
+    assert (143, expected) == (agent.returncode, json.loads(log.read_text()))
+
+
+def test_a_termination_log_that_cannot_be_written(tmp_path):
+    """The run's own result counts, the log only warns."""
+    path = tmp_path / "no/such/folder"
+    code, _, err = launch("--supervise", "--termination-log", str(path), "false")
+    message = f"cannot write the termination message to {path}: No such file or directory"
+    assert (1, ("warning", message)) == (code, events(err, "level", "event")[-1])
+
+
+def test_a_master_that_never_comes():
+    """The wait is bounded and ends with the code for `retry`."""
+    code, _, err = launch("--rendezvous-timeout", "1", "t.py", **{**TORCH, "PET_NNODES": "2"})
+    assert (20, ("master-name-missing", 20)) == (code, events(err, "code", "exit_code")[-1])
+
+
+def test_a_signal_while_waiting():
+    """SIGTERM ends our own code with 143, also before anything was launched."""
+    environ = {"PATH": "/bin", **TORCH, "PET_NNODES": "2"}
+    with subprocess.Popen([*AGENT, "launch", "t.py"], env=environ, stderr=subprocess.PIPE) as agent:
+        agent.stderr.readline()  # the number of processes is logged just before the wait
+        agent.send_signal(signal.SIGTERM)
+        assert (143, b"") == (agent.wait(timeout=10), agent.stderr.read())
+
+
+def test_find_torchrun(tmp_path):
+    """torchrun beside the chosen Python comes first, then PATH, then the module."""
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "path").mkdir()
+    python = str(tmp_path / "venv/python")
+    environ = {"PATH": f":/no/such:{tmp_path / 'path'}"}
+    assert (python, "-m", "torch.distributed.run") == find_torchrun(python, environ)
+    (tmp_path / "path/torchrun").touch(mode=0o755)
+    assert (str(tmp_path / "path/torchrun"),) == find_torchrun(python, environ)
+    (tmp_path / "venv/torchrun").touch(mode=0o755)
+    assert (str(tmp_path / "venv/torchrun"),) == find_torchrun(python, environ)

@@ -1,0 +1,125 @@
+"""log: one line for each event on standard error, without secrets, without rich."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainer_agent import log
+
+SECRET = "s3cr3t-value"
+
+
+class Terminal(io.StringIO):
+    """A standard error that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def logged(capsys):
+    """Return what went to standard error; standard output carries only what was asked for."""
+
+    def read():
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return captured.err
+
+    yield read
+    log.structlog.reset_defaults()
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_json_lines(logged):
+    """Where nobody watches, each event is one JSON object with its level and a UTC time."""
+    log.configure({})
+    log.get_logger().info("hello", number=1, path=None)
+    log.get_logger().warning("über")
+    found = lines(logged())
+    assert all(line.pop("timestamp").endswith("Z") for line in found)
+    expected = [
+        {"event": "hello", "level": "info", "number": 1, "path": None},
+        {"event": "über", "level": "warning"},
+    ]
+    assert expected == found
+
+
+def test_console(logged):
+    """`console` is readable without colours where there is no terminal."""
+    log.configure({}, form="console")
+    log.get_logger().info("hello", number=1)
+    assert "[info     ] hello number=1\n" == logged()[9:]
+
+
+@pytest.mark.parametrize("form, coloured", [("auto", True), ("console", True), ("json", False)])
+def test_a_terminal_has_colours(monkeypatch, logged, form, coloured):
+    """On a terminal `auto` is the coloured console."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    log.configure({}, form=form)
+    log.get_logger().info("hello")
+    assert coloured == ("\x1b[" in sys.stderr.getvalue())
+
+
+def refuse():
+    raise ValueError(f"no access with {SECRET}")
+
+
+class Odd:
+    """Something that only has a repr."""
+
+    def __repr__(self):
+        return f"<odd {SECRET}>"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_secrets_are_masked(logged, form):
+    """No value of a secret variable appears: not in the event, not in nested values, not in what only has a repr."""
+    log.configure({"HF_TOKEN": SECRET}, form=form)
+    values = {"text": f"a {SECRET}", "nested": [{"k": SECRET}, (SECRET,)], "odd": Odd(), "error": ValueError(SECRET)}
+    log.get_logger().info(f"got {SECRET}", **values)
+    text = logged()
+    assert (0, 6) == (text.count(SECRET), text.count("***"))
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_tracebacks_are_masked(logged, form):
+    """A traceback shows messages and source lines, which may hold secrets too."""
+    log.configure({"HF_TOKEN": SECRET}, form=form)
+    try:
+        refuse()
+    except ValueError:
+        log.get_logger().exception("broke")
+    text = logged()
+    assert "ValueError: no access with ***" in text
+    assert SECRET not in text
+
+
+def test_what_is_no_secret_stays_as_it_is(logged):
+    """Numbers stay numbers and lists stay lists."""
+    log.configure({"HF_TOKEN": SECRET})
+    log.get_logger().info("x", number=1.5, flag=True, items=[1, "a"], table={"a": None})
+    found = lines(logged())[0]
+    assert {"number": 1.5, "flag": True, "items": [1, "a"], "table": {"a": None}}.items() <= found.items()
+
+
+def test_bytes_that_are_no_text(logged):
+    """A variable with invalid UTF-8 can be logged."""
+    log.configure({})
+    log.get_logger().info("got \udcff")
+    assert "got \udcff" == lines(logged())[0]["event"]
+
+
+def test_rich_is_never_imported(tmp_path):
+    """structlog imports rich where it is installed; that costs 40 ms for tracebacks that we do not print."""
+    (tmp_path / "rich.py").write_text("raise SystemExit('rich was imported')")
+    code = "import sys, trainer_agent.log; print('rich' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert ("False\n", "", 0) == (done.stdout, done.stderr, done.returncode)

@@ -1,0 +1,304 @@
+"""report: JSON, text and the compact form, which never exceed what Kubernetes keeps."""
+
+import json
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_agent.check import CheckResult, Status
+from trainer_agent.errors import Action, FatalError, Finding, Severity
+from trainer_agent.policy import Suspect, Verdict
+from trainer_agent.report import (
+    TERMINATION_BYTES,
+    Report,
+    compact,
+    load,
+    render,
+    shorten,
+    with_tail,
+    write_termination,
+    write_whole,
+)
+
+SMALL = Finding("shm-small", "64 MiB, wanted 1 GiB", hint="mount an emptyDir", evidence={"bytes": 67108864})
+SLOW = Finding("slow", "3 GB/s, wanted 10 GB/s", Severity.WARNING, action=Action.CONTINUE)
+REPORT = Report(
+    verdict=Verdict.FATAL,
+    action=Action.STOP,
+    hostname="node-a",
+    node_rank=1,
+    nnodes=2,
+    suspects=[Suspect("node", "node-a", 1, "it is slow")],
+    checks=[
+        CheckResult("clock", Status.PASS, "0.1 ms off", duration_s=0.0123),
+        CheckResult("bandwidth", Status.WARN, "slow", findings=(SLOW,)),
+        CheckResult("shm", Status.FAIL, "64 MiB", Action.STOP, 0.5, (SMALL,), {"bytes": 67108864}),
+        CheckResult("rdma", Status.SKIP, "no device"),
+        CheckResult("cuda", Status.ERROR, "the check broke"),
+    ],
+    started_at="2026-01-01T00:00:00.000+00:00",
+    duration_s=1.23456,
+)
+TEXT = """\
+preflight FATAL  node 1 of 2 (node-a)  1.2 s
+  suspect: node node-a: it is slow
+
+FAIL   shm        64 MiB
+       error: 64 MiB, wanted 1 GiB [shm-small]
+         -> mount an emptyDir
+ERROR  cuda       the check broke
+WARN   bandwidth  slow
+       warning: 3 GB/s, wanted 10 GB/s [slow]
+PASS   clock      0.1 ms off
+SKIP   rdma       no device
+
+action: stop. To go on in spite of a check: --ignore shm,cuda
+"""
+
+
+@pytest.fixture
+def data():
+    return REPORT.as_dict()
+
+
+def test_json(data):
+    """The schema's keys and values, whole."""
+    versions = data.pop("versions")
+    assert ["trainer-agent", "python", "kernel"] == list(versions)
+    shm = data["checks"][2]
+    assert {
+        "schema": "trainer-agent.preflight/v1",
+        "verdict": "fatal",
+        "exit_code": 30,
+        "action": "stop",
+        "node": {"hostname": "node-a", "rank": 1, "nnodes": 2},
+        "suspects": [{"kind": "node", "id": "node-a", "node_rank": 1, "reason": "it is slow"}],
+        "checks": data["checks"],
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "duration_s": 1.235,
+    } == data
+    assert {
+        "name": "shm",
+        "status": "fail",
+        "action": "stop",
+        "duration_s": 0.5,
+        "message": "64 MiB",
+        "findings": [
+            {
+                "code": "shm-small",
+                "severity": "error",
+                "message": "64 MiB, wanted 1 GiB",
+                "hint": "mount an emptyDir",
+                "evidence": {"bytes": 67108864},
+            }
+        ],
+        "measurements": {"bytes": 67108864},
+    } == shm
+    assert ["clock", "bandwidth", "shm", "rdma", "cuda"] == [c["name"] for c in data["checks"]]
+
+
+def test_text(data):
+    """The culprit stands first, the worst check next, each finding with its hint."""
+    assert TEXT == render(data)
+
+
+def test_text_of_a_pass():
+    """A healthy node has no suspects and nothing to ignore."""
+    report = Report(Verdict.PASS, Action.CONTINUE, "a", 0, 1, [], [], "2026", 0.04)
+    assert "preflight PASS  node 0 of 1 (a)  0.0 s\n\n\naction: continue\n" == render(report.as_dict())
+
+
+def test_colours(data):
+    """Colours surround the statuses and change nothing else."""
+    text = render(data, colour=True)
+    painted = ["\033[31mpreflight FATAL\033[0m", "\033[31mFAIL \033[0m", "\033[35mERROR\033[0m", "\033[33mWARN \033[0m"]
+    assert [True] * 4 == [word in text for word in painted]
+    for code in ("31", "33", "35", "32", "2", "0"):
+        text = text.replace(f"\033[{code}m", "")
+    assert TEXT == text
+
+
+def test_load_gives_back_what_was_saved(data, tmp_path):
+    """A saved report is read whole."""
+    write_whole(tmp_path / "r.json", json.dumps(data))
+    assert data == load(str(tmp_path / "r.json"))
+
+
+@pytest.mark.parametrize(
+    "text, code, message",
+    [
+        (None, "report-unreadable", "is not a readable JSON report: [Errno 2] No such file or directory"),
+        ("", "report-unreadable", "is not a readable JSON report: Expecting value"),
+        (b"\xff", "report-unreadable", "is not a readable JSON report: 'utf-8' codec can't decode"),
+        ("[" * 100_000, "report-unreadable", "is not a readable JSON report: maximum recursion depth"),
+        ("[]", "report-schema", "has schema 'list', wanted 'trainer-agent.preflight/v1'"),
+        ('{"schema": "v0"}', "report-schema", "has schema 'v0', wanted 'trainer-agent.preflight/v1'"),
+        ("{}", "report-schema", "has schema None, wanted 'trainer-agent.preflight/v1'"),
+        (
+            '{"schema": "trainer-agent.preflight/v1"}',
+            "report-damaged",
+            "has the right schema, but not its fields: KeyError: 'node'",
+        ),
+    ],
+)
+def test_load_refuses_what_is_no_report(tmp_path, text, code, message):
+    """Every file that is no report is refused with its path and the reason."""
+    path = tmp_path / "r.json"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FatalError) as refused:
+        load(str(path))
+    assert (code, True) == (refused.value.code, refused.value.message.startswith(f"{path} {message}"))
+    assert refused.value.hint.startswith("pass the file that --report-file wrote")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"node": []},
+        {"checks": 1},
+        {"suspects": [1]},
+        {"duration_s": "x"},
+        {"verdict": None},
+        {"checks": [{"name": "a", "status": "odd", "message": "", "findings": []}]},
+    ],
+)
+def test_load_refuses_damaged_fields(data, tmp_path, change):
+    """A report that cannot be shown is refused when it is read."""
+    write_whole(tmp_path / "r.json", json.dumps({**data, **change}))
+    with pytest.raises(FatalError, match="has the right schema, but not its fields"):
+        load(str(tmp_path / "r.json"))
+
+
+def test_compact(data):
+    """Verdict and suspects, then findings worst first; a check that broke has its message as one."""
+    expected = {
+        "verdict": "fatal",
+        "exit_code": 30,
+        "action": "stop",
+        "node": {"hostname": "node-a", "rank": 1, "nnodes": 2},
+        "suspects": [{"kind": "node", "id": "node-a", "node_rank": 1, "reason": "it is slow"}],
+        "findings": [
+            {"check": "shm", "code": "shm-small", "message": "64 MiB, wanted 1 GiB", "hint": "mount an emptyDir"},
+            {"check": "cuda", "code": "check-broke", "message": "the check broke", "hint": ""},
+            {"check": "bandwidth", "code": "slow", "message": "3 GB/s, wanted 10 GB/s", "hint": ""},
+        ],
+    }
+    assert expected == json.loads(compact(data))
+
+
+def test_compact_leaves_out_the_mildest(data):
+    """What does not fit is counted."""
+    short = json.loads(compact(data, limit=420))
+    assert (["shm-small", "check-broke"], 1) == ([f["code"] for f in short["findings"]], short["left_out"])
+
+
+def test_compact_with_many_suspects(data):
+    """Suspects beyond the limit are counted, and the worst finding stays."""
+    data["suspects"] *= 1000
+    short = json.loads(compact(data))
+    assert 1000 == len(short["suspects"]) + short["suspects_left_out"]
+    assert (1, 2) == (len(short["findings"]), short["left_out"])
+    assert len(compact(data).encode()) > TERMINATION_BYTES - 100
+
+
+def test_compact_with_an_endless_text(data):
+    """Texts are cut where one alone exceeds the limit, and every key stays."""
+    data["suspects"][0]["reason"] = "ü" * 100_000
+    short = json.loads(compact(data))
+    assert ["verdict", "exit_code", "action", "node", "suspects", "findings", "left_out"] == list(short)
+    assert "ü" * 1024 == short["suspects"][0]["reason"]
+
+
+TEXTS = st.text(max_size=30) | st.integers(0, 3000).map(lambda n: "\x00ü" * n) | st.just("\udcff")
+FINDINGS = st.lists(st.fixed_dictionaries({"code": TEXTS, "message": TEXTS, "hint": TEXTS}), max_size=8)
+CHECKS = st.fixed_dictionaries(
+    {"name": TEXTS, "status": st.sampled_from([str(s) for s in Status]), "message": TEXTS, "findings": FINDINGS}
+)
+SUSPECTS = st.fixed_dictionaries({"kind": st.just("node"), "id": TEXTS, "node_rank": st.integers(), "reason": TEXTS})
+
+
+@given(st.lists(CHECKS, max_size=4), st.lists(SUSPECTS, max_size=40), TEXTS, st.integers(1200, TERMINATION_BYTES))
+def test_compact_is_always_whole(checks, suspects, hostname, limit):
+    """Whatever the texts are, the result is valid JSON within the limit, and the worst finding is the first."""
+    head = {"verdict": "warn", "exit_code": 10, "action": "continue"}
+    node = {"hostname": hostname, "rank": 0, "nnodes": 1}
+    text = compact({**head, "node": node, "suspects": suspects, "checks": checks}, limit=limit)
+    found = json.loads(text)
+    assert len(text.encode()) <= limit
+    assert head == {k: found[k] for k in head}
+    order = [s for s in ("fail", "error", "warn", "pass", "skip") for c in checks if c["status"] == s for _ in shown(c)]
+    assert len(found.get("findings", ())) + found.get("left_out", 0) == len(order)
+
+
+def shown(check):
+    return check["findings"] or ([check] if check["status"] == "error" else [])
+
+
+@given(TEXTS, TEXTS, st.integers(300, TERMINATION_BYTES))
+def test_with_tail_keeps_the_end(error, reason, limit):
+    """The last words stay, the beginning of a long error goes; the result is always valid JSON within the limit."""
+    text = with_tail({"exit_code": 1, "reason": reason, "error": error}, "error", limit=limit)
+    found = json.loads(text)
+    assert len(text.encode()) <= limit
+    assert 1 == found["exit_code"]
+    assert error.encode(errors="replace").decode().endswith(found["error"])
+
+
+def test_with_tail_cuts_no_more_than_needed():
+    """The limit is used."""
+    text = with_tail({"error": "a" * 10_000 + "end"}, "error")
+    assert TERMINATION_BYTES == len(text)
+    assert text.endswith('aend"}')
+
+
+def test_with_tail_without_the_key():
+    """A message without an error is cut in its texts, so that it stays JSON."""
+    assert {"reason": "x" * 2048} == json.loads(with_tail({"reason": "x" * 5000}, "error"))
+
+
+def test_shorten():
+    """A text is cut between characters."""
+    assert ("aü", "a", "?") == (shorten("aüb", 3), shorten("aü", 2), shorten("\udcff", 9))
+
+
+def test_write_whole(tmp_path):
+    """The file appears with its folder, readable by all, and nothing half stays beside it."""
+    target = tmp_path / "a/b/r.json"
+    write_whole(target, "one")
+    write_whole(target, "ü\udcff")
+    assert ("ü?", ["r.json"]) == (target.read_text(), [p.name for p in target.parent.iterdir()])
+    assert 0o644 == stat.S_IMODE(target.stat().st_mode)
+
+
+def test_write_whole_to_a_place_that_is_none(tmp_path):
+    """Where nothing can be written, the path and the reason are said and nothing is left."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path, reason in ((tmp_path / "file/r.json", "File exists"), (tmp_path / "folder", "Is a directory")):
+        with pytest.raises(FatalError) as refused:
+            write_whole(path, "x")
+        expected = ("not-writable", f"cannot write {path}: {reason}", "give a path on a writable volume")
+        assert expected == (refused.value.code, refused.value.message, refused.value.hint)
+    assert ["file", "folder"] == sorted(p.name for p in tmp_path.iterdir())
+
+
+def test_write_termination(tmp_path):
+    """The kubelet mounts the file, so it is written in place and at most as long as Kubernetes reads."""
+    target = tmp_path / "termination-log"
+    target.write_text("old and longer")
+    inode = target.stat().st_ino
+    write_termination(target, "new")
+    assert ("new", inode) == (target.read_text(), target.stat().st_ino)
+    write_termination(target, "x" * 5000)
+    assert 4096 == target.stat().st_size
+
+
+def test_write_termination_to_a_place_that_is_none(tmp_path):
+    """A termination log that cannot be written is an error of its own."""
+    with pytest.raises(FatalError) as refused:
+        write_termination(tmp_path, "x")
+    expected = ("not-writable", f"cannot write the termination message to {tmp_path}: Is a directory")
+    assert expected == (refused.value.code, refused.value.message)
