@@ -20,7 +20,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not lab" tests
+	$(BIN)/python -m pytest -q -n 2 -m "not lab" tests
 
 test: $(READY)
 	$(BIN)/ruff check .

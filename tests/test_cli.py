@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import click
 import pytest
@@ -193,3 +194,12 @@ def test_the_log_format_of_a_variable(tmp_path):
     lines = run("--log-format", "json", "report", path, TRAINER_AGENT_LOG_FORMAT="console")
     assert (30, 30) == (console.returncode, lines.returncode)
     assert (" [error    ]", "report-unreadable") == (console.stderr[8:20], json.loads(lines.stderr)["code"])
+
+
+def test_a_full_disk_is_no_bug_of_ours():
+    """Nobody can write to /dev/full: exit 20 and a message, not 70 and a traceback."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*AGENT, "checks"], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False)
+
+    assert done.returncode == 20
+    assert json.loads(done.stderr.splitlines()[-1])["code"] == "system-exhausted"

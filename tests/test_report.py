@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Action, FatalError, Finding, Severity
 from trainer_agent.policy import Suspect, Verdict
-from trainer_agent.report import (
-    TERMINATION_BYTES,
-    Report,
-    compact,
-    load,
-    render,
-    shorten,
-    with_tail,
-    write_termination,
-    write_whole,
-)
+from trainer_agent.report import Report, compact, load, render, write_whole
+from trainer_agent.termination import TERMINATION_BYTES
 
 SMALL = Finding("shm-small", "64 MiB, wanted 1 GiB", hint="mount an emptyDir", evidence={"bytes": 67108864})
 SLOW = Finding("slow", "3 GB/s, wanted 10 GB/s", Severity.WARNING, action=Action.CONTINUE)
@@ -237,33 +228,6 @@ def shown(check):
     return check["findings"] or ([check] if check["status"] == "error" else [])
 
 
-@given(TEXTS, TEXTS, st.integers(300, TERMINATION_BYTES))
-def test_with_tail_keeps_the_end(error, reason, limit):
-    """The last words stay, the beginning of a long error goes; the result is always valid JSON within the limit."""
-    text = with_tail({"exit_code": 1, "reason": reason, "error": error}, "error", limit=limit)
-    found = json.loads(text)
-    assert len(text.encode()) <= limit
-    assert 1 == found["exit_code"]
-    assert error.encode(errors="replace").decode().endswith(found["error"])
-
-
-def test_with_tail_cuts_no_more_than_needed():
-    """The limit is used."""
-    text = with_tail({"error": "a" * 10_000 + "end"}, "error")
-    assert TERMINATION_BYTES == len(text)
-    assert text.endswith('aend"}')
-
-
-def test_with_tail_without_the_key():
-    """A message without an error is cut in its texts, so that it stays JSON."""
-    assert {"reason": "x" * 2048} == json.loads(with_tail({"reason": "x" * 5000}, "error"))
-
-
-def test_shorten():
-    """A text is cut between characters."""
-    assert ("aü", "a", "?") == (shorten("aüb", 3), shorten("aü", 2), shorten("\udcff", 9))
-
-
 def test_write_whole(tmp_path):
     """The file appears with its folder, readable by all, and nothing half stays beside it."""
     target = tmp_path / "a/b/r.json"
@@ -283,22 +247,3 @@ def test_write_whole_to_a_place_that_is_none(tmp_path):
         expected = ("not-writable", f"cannot write {path}: {reason}", "give a path on a writable volume")
         assert expected == (refused.value.code, refused.value.message, refused.value.hint)
     assert ["file", "folder"] == sorted(p.name for p in tmp_path.iterdir())
-
-
-def test_write_termination(tmp_path):
-    """The kubelet mounts the file, so it is written in place and at most as long as Kubernetes reads."""
-    target = tmp_path / "termination-log"
-    target.write_text("old and longer")
-    inode = target.stat().st_ino
-    write_termination(target, "new")
-    assert ("new", inode) == (target.read_text(), target.stat().st_ino)
-    write_termination(target, "x" * 5000)
-    assert 4096 == target.stat().st_size
-
-
-def test_write_termination_to_a_place_that_is_none(tmp_path):
-    """A termination log that cannot be written is an error of its own."""
-    with pytest.raises(FatalError) as refused:
-        write_termination(tmp_path, "x")
-    expected = ("not-writable", f"cannot write the termination message to {tmp_path}: Is a directory")
-    assert expected == (refused.value.code, refused.value.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer_agent import __version__
-from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, Terminated
+from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, RetryError, Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ COMMANDS = {
     "local": ("trainer_agent.commands.local:local", "Rehearse a job of several nodes on this machine."),
 }
 PREFIX = "TRAINER_AGENT"
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 LOG_FORMATS = ("auto", "json", "console")
 
 
@@ -114,8 +116,16 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit:
         # click's only answer to a broken pipe, as `| head` leaves one; its own code for it, 1, says nothing.
         return 128 + 13
+    except OSError as error:
+        return _refused(error) if error.errno in EXHAUSTED else _bug(error)
     except Exception as error:  # noqa: BLE001  # the last door: a bug of ours
         return _bug(error)
+
+
+def _refused(error: OSError) -> int:
+    """Something of this machine is used up: no bug, and the same pod may do better elsewhere."""
+    hint = "look at the free space of what standard output goes to, and at the limits of memory, files and processes"
+    return _report(RetryError("system-exhausted", f"the system refuses: {error}", hint=hint))
 
 
 def _report(error: AgentError) -> int:
@@ -133,5 +143,6 @@ def _bug(error: Exception) -> int:
     from trainer_agent.log import get_logger
 
     hint = "this is a bug of trainer-agent; please report it with this log"
-    get_logger().exception("unexpected error", code="bug", hint=hint, version=__version__, exit_code=int(ExitCode.BUG))
+    facts = {"code": "bug", "hint": hint, "version": __version__, "exit_code": int(ExitCode.BUG)}
+    get_logger().error("unexpected error", exc_info=error, **facts)
     return ExitCode.BUG

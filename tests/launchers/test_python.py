@@ -49,8 +49,8 @@ def test_omp_threads():
 def test_a_note_when_ranks_are_lost(environ, nproc, shape):
     """A job of several ranks that starts as one process would train on a part of its data without a word."""
     expected = (
-        f"the environment describes {shape} each, but ./train.sh runs as one process and does not read PET_*; "
-        "pass the script itself to have torchrun start it"
+        f"the environment describes {shape} each, and ./train.sh is started once on each as it is: "
+        "unless it reads PET_* itself, pass only the script"
     )
     assert expected == python.command(job(environ, "./train.sh", nproc=nproc)).note
 

@@ -15,10 +15,11 @@ from trainer_agent.errors import FatalError
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 
 DRIVER = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, signal, sys
 from trainer_agent import log
 from trainer_agent.launchers.supervise import supervise
 log.configure({}, form="json")
+signal.signal(signal.SIGHUP, lambda *_: None)  # one may come after supervise has ended
 grace, feeding, *argv = sys.argv[1:]
 feed = (lambda line: b"hidden" not in line) if feeding == "feed" else None
 ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)

@@ -141,6 +141,14 @@ def test_flags_of_the_users_own_torchrun_win(environ, own, meeting):
     assert ("/venv/bin/torchrun", *meeting, *NPROC, *own) == argv(environ, "torchrun", *own)
 
 
+def test_torchrun_as_a_module_is_torchrun():
+    """`python -m torch.distributed.run` is how images without a torchrun on PATH start it."""
+    own = ("python3", "-m", "torch.distributed.run", "--max-restarts", "2", "train.py")
+
+    assert torchrun.suits(job(STATIC, *own))
+    assert (*own[:3], *STATIC_FLAGS, *NPROC, *own[3:]) == argv(STATIC, *own)
+
+
 def test_a_torchrun_with_a_path_is_taken():
     """Whoever names a torchrun wants that one."""
     expected = ("/opt/bin/torchrun", "--standalone", *NPROC, "t.py")

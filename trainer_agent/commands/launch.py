@@ -24,7 +24,7 @@ from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.log import get_logger
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
-from trainer_agent.report import with_tail, write_termination
+from trainer_agent.termination import with_tail, write_termination
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 
 if TYPE_CHECKING:
@@ -213,10 +213,8 @@ def _asked(text: str) -> int | str:
 
 def find_torchrun(python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return torchrun beside the training environment's Python, else on PATH, else as a module."""
-    beside = Path(python).parent / "torchrun"
-    if os.access(beside, os.X_OK):
-        return (str(beside),)
-    for directory in environ.get("PATH", os.defpath).split(os.pathsep):
+    beside = [str(Path(python).parent)] if os.sep in python else []
+    for directory in (*beside, *environ.get("PATH", os.defpath).split(os.pathsep)):
         if directory and os.access(Path(directory) / "torchrun", os.X_OK):
             return (str(Path(directory) / "torchrun"),)
     return (python, "-m", "torch.distributed.run")

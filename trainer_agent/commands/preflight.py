@@ -23,8 +23,9 @@ from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
 from trainer_agent.nproc import decide
-from trainer_agent.report import Report, compact, render, write_termination, write_whole
+from trainer_agent.report import Report, compact, render, write_whole
 from trainer_agent.runner import run_checks
+from trainer_agent.termination import write_termination
 from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:

@@ -23,6 +23,6 @@ def _note(job: Job) -> str:
     if job.topology.single_node and job.nproc.value == 1:
         return ""
     return (
-        f"the environment describes {job.topology.max_nodes} nodes with {job.nproc.value} processes each, but "
-        f"{job.script[0]} runs as one process and does not read PET_*; pass the script itself to have torchrun start it"
+        f"the environment describes {job.topology.max_nodes} nodes with {job.nproc.value} processes each, and "
+        f"{job.script[0]} is started once on each as it is: unless it reads PET_* itself, pass only the script"
     )

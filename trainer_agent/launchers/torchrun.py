@@ -50,15 +50,17 @@ YES, NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 def suits(job: Job) -> bool:
     """Whether the command is torchrun itself, or a script of a job with PET_* variables."""
     first = job.script[0]
-    return _is_torchrun(job) or (job.topology.runtime == "torch" and (is_python_file(first) or first == "-m"))
+    return _own_torchrun(job) is not None or (
+        job.topology.runtime == "torch" and (is_python_file(first) or first == "-m")
+    )
 
 
 def command(job: Job) -> Command:
     """Return torchrun with flags for everything the environment says; flags of the user's own torchrun win."""
-    agent, own = job.torchrun, job.script
+    given = _own_torchrun(job)
+    agent, own = given or (job.torchrun, job.script)
     meeting = rendezvous(job)
-    if _is_torchrun(job):
-        agent, own = (job.script[:1] if "/" in job.script[0] else job.torchrun), job.script[1:]
+    if given:
         # Ours stand first, so theirs win one by one; only --standalone overrules what stands beside it.
         chosen = [flag for flag in _flags(own) if flag.startswith(RENDEZVOUS_FLAGS)]
         if "--standalone" in chosen or (chosen and job.topology.single_node):
@@ -159,8 +161,14 @@ def _option(name: str, value: str) -> Iterator[str]:
         yield from (flag, value)
 
 
-def _is_torchrun(job: Job) -> bool:
-    return job.script[0].rpartition("/")[2] == "torchrun"
+def _own_torchrun(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the words that start torchrun and its arguments, when the user's command is torchrun."""
+    first = job.script[0]
+    if first.rpartition("/")[2] == "torchrun":
+        return (job.script[:1] if "/" in first else job.torchrun), job.script[1:]
+    if job.script[1:3] == ("-m", "torch.distributed.run"):
+        return job.script[:3], job.script[3:]
+    return None
 
 
 def _flags(words: Iterable[str]) -> Iterator[str]:
