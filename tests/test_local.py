@@ -12,7 +12,7 @@ import pytest
 from trainer_agent.commands.local import Rehearsal, node_environment
 
 SCRIPT = r"""
-import json, os, signal, sys, time
+import os, signal, sys
 rank = int(os.environ["RANK"])
 os.write(1, f"rank {{rank}} of {{os.environ['WORLD_SIZE']}}\n".encode())  # whole, though ranks share the pipe
 os.write(2, b"no end of line")
@@ -91,7 +91,7 @@ def test_two_nodes_meet(rehearse, tmp_path):
 @pytest.mark.lab
 def test_the_first_failure_decides(rehearse, tmp_path):
     """One rank fails: its code is the job's, the other node is stopped, its termination message says who it was."""
-    process = rehearse("time.sleep(0 if rank == 1 else 60)\nsys.exit(42)", "--nnodes", "2")
+    process = rehearse("sys.exit(42) if rank == 1 else signal.pause()", "--nnodes", "2")
     _, err = process.communicate(timeout=90)
 
     assert process.returncode == 42, err
@@ -104,7 +104,7 @@ def test_the_first_failure_decides(rehearse, tmp_path):
 @pytest.mark.parametrize("signum,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_everything(rehearse, tmp_path, signum, code):
     """Ctrl-C reaches the ranks as a pod's deletion would, and nothing of them stays."""
-    process = rehearse("time.sleep(60)", "--nnodes", "2")
+    process = rehearse("signal.pause()", "--nnodes", "2")
     while "rank 1 of 2" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signum)
@@ -117,7 +117,7 @@ def test_an_interrupt_ends_everything(rehearse, tmp_path, signum, code):
 @pytest.mark.lab
 def test_nothing_survives_the_death_of_local(rehearse, tmp_path):
     """Even when it is killed: its nodes are told by the kernel."""
-    process = rehearse("time.sleep(60)", "--nnodes", "2")
+    process = rehearse("signal.pause()", "--nnodes", "2")
     while "rank 1 of 2" not in process.stdout.readline():
         assert process.poll() is None
     agents = psutil.Process(process.pid).children(recursive=True)

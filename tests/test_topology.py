@@ -177,3 +177,10 @@ def test_warnings_are_no_errors():
     """Only what makes the job impossible counts as an error."""
     found = read({**TORCH, "PET_NODE_RANK": "0"}, hostname="job-node-0-1")
     assert ([Severity.WARNING], ()) == ([f.severity for f in found.findings], found.errors)
+
+
+@pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
+def test_torchruns_words_for_processes(word):
+    """What torchrun counts by itself is asked for by these words."""
+    shape = read_topology({"PET_NPROC_PER_NODE": word}, hostname="box")
+    assert (word, ()) == (shape.nproc, shape.findings)

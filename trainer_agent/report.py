@@ -162,9 +162,8 @@ def write_whole(path: str | Path, text: str) -> None:
                 file.write(text)
             Path(name).chmod(0o644)
             Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink()
-            raise
+        finally:
+            Path(name).unlink(missing_ok=True)  # gone already when all went well
     except OSError as error:
         raise FatalError(
             "not-writable", f"cannot write {path}: {error.strerror}", hint="give a path on a writable volume"

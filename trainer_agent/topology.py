@@ -18,7 +18,7 @@ MAX_PORT = 65535
 POD_NAME = re.compile(r"^(?P<job>.+)-node-[0-9]+-(?P<index>[0-9]{1,9})(-[a-z0-9]{5})?$")
 # What the jax runtime of Trainer injects; JAX has many more variables, which users set in jobs of any kind.
 JAX_NAMES = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
-NPROC_WORDS = ("auto", "cpu", "gpu")  # the words torchrun knows; `xpu` is newer and rare, so it is passed as gpu
+NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")  # the words that torchrun knows
 
 
 @dataclass(frozen=True)

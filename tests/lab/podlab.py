@@ -98,11 +98,10 @@ class Lab:
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.stack.close)
             self._build()
-        except BaseException:
-            self.stack.close()
-            raise
+            on_failure.pop_all()
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,61 +56,62 @@ class LaunchOptions:
     dry_run: bool
 
 
+def _option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """Return an option whose variable is TRAINER_AGENT_LAUNCH_… in every command that has it."""
+    variable = "TRAINER_AGENT_LAUNCH_" + names[0].split("/")[0].removeprefix("--").replace("-", "_").upper()
+    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+
+
+OPTIONS = (
+    _option(
+        "--launcher",
+        type=click.Choice([AUTO, *LAUNCHERS]),
+        default=AUTO,
+        show_default=True,
+        help="auto: by the command and the environment.",
+    ),
+    _option("--nproc", metavar="N|auto|cpu|gpu", help="Processes on this node, instead of PET_NPROC_PER_NODE."),
+    _option(
+        "--nproc-policy",
+        type=click.Choice([str(p) for p in Policy]),
+        default=Policy.FIX.value,
+        show_default=True,
+        help="When the number does not fit the devices: fix it, trust it, or stop (strict).",
+    ),
+    _option("--allow-cpu-fallback", is_flag=True, help="Let auto mean CPUs where no accelerator is visible."),
+    _option(
+        "--rendezvous-timeout",
+        type=Seconds(min=1),
+        default=RENDEZVOUS_TIMEOUT_S,
+        show_default=True,
+        help="Seconds to wait for rank 0's name, and then for all nodes.",
+    ),
+    _option(
+        "--supervise/--exec",
+        default=None,
+        help="Stay as the parent, or be replaced by the command. Default: supervise as PID 1, exec elsewhere.",
+    ),
+    _option(
+        "--grace",
+        type=Seconds(min=0),
+        default=GRACE_S,
+        show_default=True,
+        help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
+    ),
+    _option("--keep-pet-env", is_flag=True, help="Leave torch's PET_* variables in the environment of the ranks."),
+    _option("--python", help="Interpreter of the training environment. Default: the one this program runs on."),
+    _option(
+        "--termination-log",
+        type=click.Path(dir_okay=False),
+        help=f"Where to say why a supervised run failed. Default: {TERMINATION_LOG} if it exists.",
+    ),
+    _option("--dry-run", is_flag=True, help="Print the command and exit."),
+)
+
+
 def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `launch`; their variables are TRAINER_AGENT_LAUNCH_… for `run` too."""
-
-    def option(*names: str, **settings: Any) -> Callable[..., Any]:
-        variable = "TRAINER_AGENT_LAUNCH_" + names[0].split("/")[0].removeprefix("--").replace("-", "_").upper()
-        return click.option(*names, envvar=variable, show_envvar=True, **settings)
-
-    decorators = [
-        option(
-            "--launcher",
-            type=click.Choice([AUTO, *LAUNCHERS]),
-            default=AUTO,
-            show_default=True,
-            help="auto: by the command and the environment.",
-        ),
-        option("--nproc", metavar="N|auto|cpu|gpu", help="Processes on this node, instead of PET_NPROC_PER_NODE."),
-        option(
-            "--nproc-policy",
-            type=click.Choice([str(p) for p in Policy]),
-            default=Policy.FIX.value,
-            show_default=True,
-            help="When the number does not fit the devices: fix it, trust it, or stop (strict).",
-        ),
-        option("--allow-cpu-fallback", is_flag=True, help="Let auto mean CPUs where no accelerator is visible."),
-        option(
-            "--rendezvous-timeout",
-            type=Seconds(min=1),
-            default=RENDEZVOUS_TIMEOUT_S,
-            show_default=True,
-            help="Seconds to wait for rank 0's name, and then for all nodes.",
-        ),
-        option(
-            "--supervise/--exec",
-            default=None,
-            help="Stay as the parent, or be replaced by the command. Default: supervise as PID 1, exec elsewhere.",
-        ),
-        option(
-            "--grace",
-            type=Seconds(min=0),
-            default=GRACE_S,
-            show_default=True,
-            help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
-        ),
-        option("--keep-pet-env", is_flag=True, help="Leave torch's PET_* variables in the environment of the ranks."),
-        option("--python", help="Interpreter of the training environment. Default: the one this program runs on."),
-        option(
-            "--termination-log",
-            type=click.Path(dir_okay=False),
-            help=f"Where to say why a supervised run failed. Default: {TERMINATION_LOG} if it exists.",
-        ),
-        option("--dry-run", is_flag=True, help="Print the command and exit."),
-    ]
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
+    """Add the options of `launch` to a command."""
+    return reduce(lambda wrapped, option: option(wrapped), reversed(OPTIONS), function)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

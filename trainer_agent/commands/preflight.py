@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,83 +65,83 @@ class Names(click.ParamType[tuple[str, ...]]):
         return value if isinstance(value, tuple) else tuple(n.strip() for n in value.split(",") if n.strip())
 
 
+OPTIONS = (
+    click.option("--checks", type=Names(), default="", show_envvar=True, help="Run only these checks."),
+    click.option(
+        "--skip", type=Names(), default="", show_envvar=True, help="Leave these checks out; the report says so."
+    ),
+    click.option(
+        "--ignore",
+        type=Names(),
+        default="",
+        show_envvar=True,
+        help="Show failures of these checks as warnings. 'all' names every check.",
+    ),
+    click.option(
+        "--profile",
+        type=click.Choice(PROFILES),
+        default="standard",
+        show_default=True,
+        show_envvar=True,
+        help="How thorough: 15 s, 60 s, 5 min at most.",
+    ),
+    click.option(
+        "--timeout",
+        type=Seconds(min=0.1),
+        show_envvar=True,
+        help="Seconds for all checks together, instead of the profile's; the wait for rank 0's name has its own.",
+    ),
+    click.option(
+        "--gate", is_flag=True, show_envvar=True, help="Exit 0 instead of 10 on warnings, for init containers."
+    ),
+    click.option(
+        "--output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        show_envvar=True,
+        help="What goes to standard output.",
+    ),
+    click.option(
+        "--report-file", type=click.Path(dir_okay=False), show_envvar=True, help="Write the JSON report here, too."
+    ),
+    click.option(
+        "--termination-log",
+        type=click.Path(dir_okay=False),
+        show_envvar=True,
+        help="Default: /dev/termination-log if it exists.",
+    ),
+    click.option(
+        "--storage",
+        multiple=True,
+        show_envvar=True,
+        metavar="PATH",
+        help="A path that must be writable. Repeat for several.",
+    ),
+    click.option(
+        "--optional-storage",
+        multiple=True,
+        show_envvar=True,
+        metavar="PATH",
+        help="A path that should be writable.",
+    ),
+    click.option(
+        "--require-kube-api", is_flag=True, show_envvar=True, help="Fail when the API server does not answer."
+    ),
+    click.option(
+        "--rendezvous-timeout",
+        type=Seconds(min=0),
+        default=600.0,
+        show_default=True,
+        show_envvar=True,
+        help="Seconds to wait for rank 0's name to appear.",
+    ),
+)
+
+
 def preflight_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `preflight`."""
-    decorators = [
-        click.option("--checks", type=Names(), default="", show_envvar=True, help="Run only these checks."),
-        click.option(
-            "--skip", type=Names(), default="", show_envvar=True, help="Leave these checks out; the report says so."
-        ),
-        click.option(
-            "--ignore",
-            type=Names(),
-            default="",
-            show_envvar=True,
-            help="Show failures of these checks as warnings. 'all' names every check.",
-        ),
-        click.option(
-            "--profile",
-            type=click.Choice(PROFILES),
-            default="standard",
-            show_default=True,
-            show_envvar=True,
-            help="How thorough: 15 s, 60 s, 5 min at most.",
-        ),
-        click.option(
-            "--timeout",
-            type=Seconds(min=0.1),
-            show_envvar=True,
-            help="Seconds for all checks together, instead of the profile's; the wait for rank 0's name has its own.",
-        ),
-        click.option(
-            "--gate", is_flag=True, show_envvar=True, help="Exit 0 instead of 10 on warnings, for init containers."
-        ),
-        click.option(
-            "--output",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            show_envvar=True,
-            help="What goes to standard output.",
-        ),
-        click.option(
-            "--report-file", type=click.Path(dir_okay=False), show_envvar=True, help="Write the JSON report here, too."
-        ),
-        click.option(
-            "--termination-log",
-            type=click.Path(dir_okay=False),
-            show_envvar=True,
-            help="Default: /dev/termination-log if it exists.",
-        ),
-        click.option(
-            "--storage",
-            multiple=True,
-            show_envvar=True,
-            metavar="PATH",
-            help="A path that must be writable. Repeat for several.",
-        ),
-        click.option(
-            "--optional-storage",
-            multiple=True,
-            show_envvar=True,
-            metavar="PATH",
-            help="A path that should be writable.",
-        ),
-        click.option(
-            "--require-kube-api", is_flag=True, show_envvar=True, help="Fail when the API server does not answer."
-        ),
-        click.option(
-            "--rendezvous-timeout",
-            type=Seconds(min=0),
-            default=600.0,
-            show_default=True,
-            show_envvar=True,
-            help="Seconds to wait for rank 0's name to appear.",
-        ),
-    ]
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
+    """Add the options of `preflight` to a command."""
+    return reduce(lambda wrapped, option: option(wrapped), reversed(OPTIONS), function)
 
 
 @click.command()
