@@ -61,6 +61,7 @@ def configure(environ: Mapping[str, str], *, form: str = "auto") -> None:
     else:
         last = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _in_order,
             structlog.processors.JSONRenderer(),
         ]
     structlog.configure(
@@ -74,6 +75,11 @@ def configure(environ: Mapping[str, str], *, form: str = "auto") -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def _in_order(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Put first what a person looks for first."""
+    return {**{name: event[name] for name in ("timestamp", "level", "event") if name in event}, **event}
 
 
 def _masked(value: Any, secrets: list[str]) -> Any:
