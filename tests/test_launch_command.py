@@ -1,13 +1,16 @@
 """launch: the real program, from its variables to what it becomes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from trainer_agent.commands.launch import find_torchrun
+from trainer_agent.commands.launch import LaunchOptions, find_torchrun, start
+from trainer_agent.errors import FatalError
+from trainer_agent.testing import FakeHost
 
 AGENT = (sys.executable, "-m", "trainer_agent")
 TORCH = {
@@ -121,6 +124,41 @@ def test_exec():
     assert (42, "['a b']\n", [("launching", False)]) == (code, out, events(err, "event", "supervised"))
 
 
+@pytest.fixture
+def own_signals():
+    """Give back what the program sets just before exec."""
+    kept = {signum: signal.getsignal(signum) for signum in (signal.SIGPIPE, signal.SIGXFSZ)}
+    yield
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_what_reaches_exec(mocker, tmp_path):
+    """The command and its whole environment: torch's variables are gone, OMP_NUM_THREADS is there."""
+    options = LaunchOptions(
+        launcher="torchrun",
+        nproc="1",
+        nproc_policy="fix",
+        allow_cpu_fallback=False,
+        rendezvous_timeout=900.0,
+        supervise=False,
+        grace=25.0,
+        keep_pet_env=False,
+        python="/no/python",
+        termination_log=None,
+        dry_run=False,
+    )
+    exec_ = mocker.spy(os, "execvpe")
+
+    with pytest.raises(FatalError, match="cannot start '/no/python'"):
+        start(options, ("train.py",), {**TORCH, "PATH": "/nowhere", "MINE": "1"}, FakeHost(tmp_path, cpus=3))
+
+    argv = ("/no/python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "train.py")
+    env = {"PATH": "/nowhere", "MINE": "1", "OMP_NUM_THREADS": "3"}
+    assert [mocker.call("/no/python", argv, env)] == exec_.call_args_list
+
+
 def test_exec_hands_on_no_ignored_signals():
     """Python ignores SIGPIPE; a shell that inherits that cannot undo it."""
     command = ("grep", "SigIgn", "/proc/self/status")
@@ -177,7 +215,7 @@ def test_supervise_stops_in_time(tmp_path):
         agent.stdout.readline()
         agent.send_signal(signal.SIGTERM)
         agent.communicate(timeout=20)
-    expected = {"exit_code": 143, "reason": "stopped by signal 15", "host": "pod-1"}
+    expected = {"exit_code": 143, "reason": "stopped by SIGTERM", "host": "pod-1"}
     assert (143, expected) == (agent.returncode, json.loads(log.read_text()))
 
 

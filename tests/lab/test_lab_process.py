@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,3 +88,17 @@ def test_a_progress_bar_is_passed_on_while_it_moves(lab):
     container = lab[0].launch("--launcher", "python", "--", str(SCRIPTS / "progress.py"), env=KUBEFLOW)
     eventually(lambda: "10%" in container.stderr, within=10, what="the bar is seen")
     assert not container.ended
+
+
+def test_without_a_temporary_directory_it_says_what_to_mount():
+    """A read-only root file system without a volume at /tmp: exit 30 and the remedy, no traceback."""
+    places = "for d in /tmp /var/tmp /usr/tmp; do [ ! -d $d ] || mount -t tmpfs -o ro none $d; done; cd /proc"
+    rootless = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    words = f"{AGENT} launch --supervise --launcher torchrun --nproc 1 -- x.py"
+    command = ["unshare", "--mount", *rootless, "sh", "-c", f"{places}; exec {words}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=20, check=False, env={"PATH": os.environ["PATH"]}
+    )
+
+    assert done.returncode == 30, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1])["code"] == "no-temporary-directory"

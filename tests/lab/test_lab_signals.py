@@ -15,7 +15,7 @@ TRAIN = str(SCRIPTS / "train.py")
 HOST = "job1-node-0-0"
 ONE_NODE = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}
 TWO_NODES = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": MASTER}
-STOPPED = {"exit_code": 143, "reason": "stopped by signal 15", "host": HOST}
+STOPPED = {"exit_code": 143, "reason": "stopped by SIGTERM", "host": HOST}
 QUICK_S = 2.0  # of a grace of 30 s
 
 
@@ -100,7 +100,7 @@ def test_a_command_that_ignores_sigterm_is_killed_at_the_end_of_the_grace(lab):
     code, seconds = stop(container, within=10)
     assert 143 == code
     assert 1 < seconds < 2
-    assert {**STOPPED, "reason": "stopped by signal 15 and was killed after the grace"} == container.termination
+    assert {**STOPPED, "reason": "stopped by SIGTERM and was killed after the grace"} == container.termination
 
 
 def test_bare_torchrun_as_pid_1_does_not_hear_sigterm(lab):

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, Fatal
 from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, LAUNCHERS, Command, Job, build
 from trainer_agent.launchers.autopsy import Autopsy
+from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.log import get_logger
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
@@ -29,7 +31,7 @@ from trainer_agent.termination import with_tail, write_termination
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 TERMINATION_LOG = "/dev/termination-log"
 # The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
@@ -234,11 +236,9 @@ def _become(command: Command) -> int:
 
 
 def _supervise(options: LaunchOptions, command: Command, topology: Topology, host: Host) -> int:
-    import tempfile
-
     kills_before = read_limits(host).oom_kills
-    with tempfile.TemporaryDirectory(prefix="trainer-agent-", ignore_cleanup_errors=True) as scratch:
-        error_file = Path(scratch) / "error.json"
+    with _scratch() as scratch:
+        error_file = scratch / "error.json"
         env = dict(command.env)
         if command.elastic_agent:
             # Variables, not flags: an older torchrun ignores what it does not know.
@@ -248,8 +248,24 @@ def _supervise(options: LaunchOptions, command: Command, topology: Topology, hos
         autopsy = Autopsy(elastic_agent=command.elastic_agent, error_file=error_file)
         ended = supervise(command.argv, env, grace_s=options.grace, feed=autopsy.feed)
         kills = (read_limits(host).oom_kills or 0) - (kills_before or 0)
-        message = verdict(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
+        message = outcome(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
     return _finish(options, redact_all(message, secrets_in(command.env)), ended)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield a directory that is gone afterwards."""
+    import tempfile
+
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="trainer-agent-", ignore_cleanup_errors=True)
+    except OSError as error:
+        hint = "mount an emptyDir at /tmp, or set TMPDIR to a writable directory; torchrun needs one too"
+        raise FatalError(
+            "no-temporary-directory", f"no temporary file can be made: {error.strerror}", hint=hint
+        ) from error
+    with directory as name:
+        yield Path(name)
 
 
 def _finish(options: LaunchOptions, message: dict[str, Any], ended: Ended) -> int:
@@ -265,41 +281,6 @@ def _finish(options: LaunchOptions, message: dict[str, Any], ended: Ended) -> in
     if code != ExitCode.PASS:
         _tell_termination(options, message)
     return code
-
-
-def verdict(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) -> dict[str, Any]:
-    """Return exit code and reason of a supervised run, with the first failing rank and its last words."""
-    if ended.code == 0:
-        return {"exit_code": 0, "reason": "finished"}
-    if ended.signum:
-        killed = " and was killed after the grace" if ended.killed else ""
-        return {
-            "exit_code": 128 + ended.signum,
-            "reason": f"stopped by signal {ended.signum}{killed}",
-            "host": hostname,
-        }
-    if autopsy.never_met:
-        hint = (
-            "a node is missing, has another PET_NNODES, or has a rank that exists twice; see the other pods of this job"
-        )
-        return {
-            "exit_code": int(ExitCode.RETRY),
-            "reason": f"the nodes did not meet: {autopsy.never_met}",
-            "hint": hint,
-            "host": hostname,
-        }
-    failure = autopsy.failure(ended.code)
-    facts: dict[str, Any] = {"exit_code": failure.code, "reason": f"{failure} on {hostname}", "host": hostname}
-    if failure.rank is not None:
-        facts |= {"rank": failure.rank, "local_rank": failure.local_rank}
-    if oom_kills > 0:
-        reason = f"out of memory: the kernel killed {oom_kills} process(es) of this container; {failure} on {hostname}"
-        facts |= {
-            "exit_code": 137,
-            "reason": reason,
-            "hint": "raise the container's memory limit, or use fewer data-loader workers",
-        }
-    return {**facts, "error": failure.error}
 
 
 def _tell_termination(options: LaunchOptions, message: dict[str, Any]) -> None:
