@@ -1,6 +1,7 @@
 """report: JSON, text and the compact form, which never exceed what Kubernetes keeps."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -247,3 +248,27 @@ def test_write_whole_to_a_place_that_is_none(tmp_path):
         expected = ("not-writable", f"cannot write {path}: {reason}", "give a path on a writable volume")
         assert expected == (refused.value.code, refused.value.message, refused.value.hint)
     assert ["file", "folder"] == sorted(p.name for p in tmp_path.iterdir())
+
+
+def test_write_whole_never_replaces_what_is_no_file(tmp_path):
+    """A pipe stays a pipe, as /dev/null must stay a device, and a link stays a link."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    write_whole(pipe, "into the pipe")
+    write_whole(link, "through the link")
+
+    assert b"into the pipe" == os.read(reader, 100)
+    assert (True, True) == (pipe.is_fifo(), link.is_symlink())
+    assert "through the link" == file.read_text()
+    os.close(reader)
+
+
+def test_write_whole_over_links_in_a_circle(tmp_path):
+    """They lead nowhere, so one of them becomes the file."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    write_whole(tmp_path / "a", "x")
+    assert "x" == (tmp_path / "a").read_text()

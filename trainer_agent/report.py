@@ -148,23 +148,30 @@ def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:
 
 def write_whole(path: str | Path, text: str) -> None:
     """
-    Write a file so that nobody ever sees half of it.
+    Write a file so that nobody ever sees half of it; what is no regular file, such as /dev/stdout, is written into.
 
     Raises:
         FatalError: it cannot be written.
     """
     target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)  # gone already when all went well
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8", errors="replace")
+        else:
+            _replace(Path(os.path.realpath(target)), text)  # unlike resolve(), it never raises
     except OSError as error:
         raise FatalError(
             "not-writable", f"cannot write {path}: {error.strerror}", hint="give a path on a writable volume"
         ) from error
+
+
+def _replace(target: Path, text: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)  # gone already when all went well
