@@ -92,7 +92,8 @@ def test_a_progress_bar_is_passed_on_while_it_moves(lab):
 
 def test_without_a_temporary_directory_it_says_what_to_mount():
     """A read-only root file system without a volume at /tmp: exit 30 and the remedy, no traceback."""
-    places = "for d in /tmp /var/tmp /usr/tmp; do [ ! -d $d ] || mount -t tmpfs -o ro none $d; done; cd /proc"
+    read_only = "mount --bind $d $d && mount -o remount,ro,bind $d"
+    places = f"for d in /tmp /var/tmp /usr/tmp; do [ ! -d $d ] || {{ {read_only}; }}; done; cd /proc"
     rootless = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     words = f"{AGENT} launch --supervise --launcher torchrun --nproc 1 -- x.py"
     command = ["unshare", "--mount", *rootless, "sh", "-c", f"{places}; exec {words}"]
