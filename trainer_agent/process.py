@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # A process in uninterruptible sleep (state D) ignores SIGKILL; after this we leave it behind.
 REAP_SECONDS = 1.0
+# A signal between Python's last look and the system call is seen only when the call returns.
+LONGEST_SLEEP_S = 0.25
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -160,7 +162,8 @@ def run_all(functions: Sequence[tuple[Callable[[], Any], float]]) -> list[Answer
             selector.register(child.fd, selectors.EVENT_READ, child)
         while len(answers) < len(children):
             waiting = [c for c in children if c.pid not in answers]
-            ready = {key.data.pid for key, _ in selector.select(max(0.0, min(c.left_s for c in waiting)))}
+            pause = min(LONGEST_SLEEP_S, max(0.0, min(c.left_s for c in waiting)))
+            ready = {key.data.pid for key, _ in selector.select(pause)}
             for child in waiting:
                 if (child.pid in ready and child.feed()) or child.left_s <= 0:
                     selector.unregister(child.fd)
