@@ -19,7 +19,7 @@ import dataclasses, json, os, signal, sys
 from trainer_agent import log
 from trainer_agent.launchers.supervise import supervise
 log.configure({}, form="json")
-signal.signal(signal.SIGHUP, lambda *_: None)  # one may come after supervise has ended
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # one may come after supervise has ended
 grace, feeding, *argv = sys.argv[1:]
 feed = (lambda line: b"hidden" not in line) if feeding == "feed" else None
 ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)
