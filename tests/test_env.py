@@ -22,12 +22,11 @@ def test_reader_keeps_a_record():
     assert expected == reader.settings
 
 
-def test_reader_notes_and_explains():
-    """A later note replaces an earlier one, and an effect can be told once it is known."""
+def test_a_later_note_replaces_an_earlier_one():
+    """One value is in force for one name."""
     reader = Reader({"A": "1"})
     reader.get("A", effect="old")
-    reader.note("A", "2", origin="pod name")
-    reader.explain("A", "new")
+    reader.note("A", "2", origin="pod name", effect="new")
     assert [Setting("A", "2", "pod name", "new")] == reader.settings
 
 

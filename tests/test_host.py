@@ -135,15 +135,6 @@ def test_claim_without_ipv6(host, monkeypatch):
     assert host.claim("::1", 1) == "EAFNOSUPPORT"
 
 
-def test_answers(host, listener):
-    """Somebody listens there, or nobody."""
-    port = listener.getsockname()[1]
-    listener.listen()
-    assert host.answers("127.0.0.1", port, timeout_s=5)
-    listener.close()
-    assert not host.answers("127.0.0.1", port, timeout_s=5)
-
-
 def test_https_refused(host, listener):
     """A port that nobody serves is said with its URL."""
     port = listener.getsockname()[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ class Reader:
         shown = MASK if value and SECRET_NAME.search(name) else value
         kept = [s for s in self.settings if s.name != name]
         self.settings = [*kept, Setting(name, shown, origin, effect)]
-
-    def explain(self, name: str, effect: str) -> None:
-        """Replace the effect of a recorded setting by what it turned out to be."""
-        self.settings = [replace(s, effect=effect) if s.name == name else s for s in self.settings]
 
 
 def secrets_in(environ: Mapping[str, str]) -> list[str]:

@@ -45,12 +45,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Space:
-    """A file system: bytes in all and free for us, whether we may write, free inodes (None when without limit)."""
+    """A file system: bytes in all and free for us, and whether we may write."""
 
     size: int
     free: int
     writable: bool
-    inodes_free: int | None
 
 
 class Host:
@@ -96,8 +95,7 @@ class Host:
             stat = os.statvfs(real)
         except OSError:
             return None
-        inodes = stat.f_favail if stat.f_files else None
-        return Space(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, os.access(real, os.W_OK), inodes)
+        return Space(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, os.access(real, os.W_OK))
 
     def hostname(self) -> str:
         """Return the host name, in a pod the pod's name."""
@@ -153,14 +151,6 @@ class Host:
             known = {errno.EADDRINUSE: "taken", errno.EADDRNOTAVAIL: "elsewhere"}
             return known.get(error.errno or 0, errno.errorcode.get(error.errno or 0, "unknown"))
         return "free"
-
-    def answers(self, address: str, port: int, *, timeout_s: float) -> bool:
-        """Return whether something accepts TCP connections there."""
-        try:
-            with socket.create_connection((address, port), timeout=timeout_s):
-                return True
-        except OSError:
-            return False
 
     def https_get(self, url: str, *, ca: str | None, timeout_s: float) -> Reply:
         """

@@ -12,8 +12,6 @@ from trainer_agent.env import redact, redact_all, secrets_in
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-FORMATS = ("auto", "json", "console")
-
 
 class _Later(ModuleType):
     """Stands for a module until somebody uses it."""

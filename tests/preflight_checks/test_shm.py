@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 def machine(tmp_path, *, size, free=None, writable=True):
     free = size if free is None else free
-    return FakeHost(tmp_path, spaces={"/dev/shm": Space(size, free, writable=writable, inodes_free=None)})
+    return FakeHost(tmp_path, spaces={"/dev/shm": Space(size, free, writable=writable)})
 
 
 def found(outcome):
