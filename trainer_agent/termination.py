@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_agent.errors import FatalError
+from trainer_agent.log import get_logger
 
 # Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
 TERMINATION_BYTES = 4096
+TERMINATION_LOG = "/dev/termination-log"
 
 
 def fit(head: dict[str, Any], suspects: list[Any], findings: list[Any], *, limit: int) -> str:
@@ -66,6 +68,16 @@ def _size(text: str) -> int:
 def shorten(text: str, limit: int) -> str:
     """Return at most `limit` bytes of `text`, cut at a character."""
     return text.encode(errors="replace")[:limit].decode(errors="ignore")
+
+
+def tell(path: str | None, text: str) -> None:
+    """Write `text` to `path`, by default where the kubelet reads it if that exists; a failure is only logged."""
+    target = path or (TERMINATION_LOG if Path(TERMINATION_LOG).exists() else None)
+    try:
+        if target:
+            write_termination(target, text)
+    except FatalError as error:
+        get_logger().warning(error.message)
 
 
 def write_termination(path: str | Path, text: str) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainer_agent.cgroup import read_limits
-from trainer_agent.commands.launch import LaunchOptions, decide_nproc, find_torchrun, launch_options
+from trainer_agent.commands.launch import LaunchOptions, decide_nproc, launch_options, plan
 from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
-from trainer_agent.launchers import Job, build
-from trainer_agent.topology import Topology, read_topology
+from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +60,7 @@ def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str
             decision = decide_nproc(options, topology, environ, host)
             rows.append(Setting("processes", str(decision.value), "decision", decision.reason))
             rows.append(_omp(decision, environ))
-            command = _command(options, topology, decision, script=script, environ=environ)
+            command = shlex.join(plan(options, topology, decision, script=script, environ=environ)[1].argv)
         except AgentError as error:
             problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
             code = int(error.exit_code)
@@ -108,20 +106,6 @@ def _omp(decision: Decision, environ: Mapping[str, str]) -> Setting:
             "environment" if "OMP_NUM_THREADS" in environ else "not set",
         )
     return Setting("OMP_NUM_THREADS", str(decision.omp_threads), "decision", "CPUs divided by processes")
-
-
-def _command(
-    options: LaunchOptions,
-    topology: Topology,
-    decision: Decision,
-    *,
-    script: tuple[str, ...],
-    environ: Mapping[str, str],
-) -> str:
-    python = options.python or sys.executable
-    torchrun = find_torchrun(python, environ)
-    job = Job(topology, decision, script, environ, python, torchrun, options.rendezvous_timeout, options.keep_pet_env)
-    return shlex.join(build(job, options.launcher)[1].argv)
 
 
 def render(data: dict[str, Any]) -> str:

@@ -27,13 +27,12 @@ from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.log import get_logger
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
-from trainer_agent.termination import with_tail, write_termination
+from trainer_agent.termination import TERMINATION_LOG, tell, with_tail
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-TERMINATION_LOG = "/dev/termination-log"
 # The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
 GRACE_S = 25.0
 # torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
@@ -145,7 +144,7 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         return _supervise(options, command, topology, host) if supervised else _become(command)
     except AgentError as error:
         facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
-        _tell_termination(options, redact_all(facts, secrets_in(environ)))
+        tell(options.termination_log, with_tail(redact_all(facts, secrets_in(environ)), "error"))
         raise
 
 
@@ -164,6 +163,24 @@ def prepare(
     for finding in topology.findings:
         get_logger().warning(finding.message, code=finding.code, hint=finding.hint)
     decision = decide_nproc(options, topology, environ, host)
+    name, command = plan(options, topology, decision, script=script, environ=environ)
+    if name != "python" or topology.runtime == "torch":
+        log = get_logger().warning if decision.warning else get_logger().info
+        log("number of processes", nproc=decision.value, reason=decision.reason, omp_num_threads=decision.omp_threads)
+    if command.note:
+        get_logger().warning(command.note)
+    return topology, command
+
+
+def plan(
+    options: LaunchOptions,
+    topology: Topology,
+    decision: Decision,
+    *,
+    script: tuple[str, ...],
+    environ: Mapping[str, str],
+) -> tuple[str, Command]:
+    """Return the launcher's name and its command."""
     python = options.python or sys.executable
     job = Job(
         topology=topology,
@@ -175,13 +192,7 @@ def prepare(
         rendezvous_timeout_s=options.rendezvous_timeout,
         keep_pet_env=options.keep_pet_env,
     )
-    name, command = build(job, options.launcher)
-    if name != "python" or topology.runtime == "torch":
-        log = get_logger().warning if decision.warning else get_logger().info
-        log("number of processes", nproc=decision.value, reason=decision.reason, omp_num_threads=decision.omp_threads)
-    if command.note:
-        get_logger().warning(command.note)
-    return topology, command
+    return build(job, options.launcher)
 
 
 def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host) -> Decision:
@@ -279,15 +290,5 @@ def _finish(options: LaunchOptions, message: dict[str, Any], ended: Ended) -> in
         orphans_reaped=ended.reaped,
     )
     if code != ExitCode.PASS:
-        _tell_termination(options, message)
+        tell(options.termination_log, with_tail(message, "error"))
     return code
-
-
-def _tell_termination(options: LaunchOptions, message: dict[str, Any]) -> None:
-    path = options.termination_log or (TERMINATION_LOG if Path(TERMINATION_LOG).exists() else None)
-    if path is None:
-        return
-    try:
-        write_termination(path, with_tail(message, "error"))
-    except AgentError as failed:
-        get_logger().warning(failed.message)

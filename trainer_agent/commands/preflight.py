@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,11 +21,10 @@ from trainer_agent.commands.seconds import Seconds
 from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.host import Host
-from trainer_agent.log import get_logger
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, render, write_whole
 from trainer_agent.runner import run_checks
-from trainer_agent.termination import write_termination
+from trainer_agent.termination import TERMINATION_LOG, tell
 from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ OPTIONS = (
         "--termination-log",
         type=click.Path(dir_okay=False),
         show_envvar=True,
-        help="Default: /dev/termination-log if it exists.",
+        help=f"Default: {TERMINATION_LOG} if it exists.",
     ),
     click.option(
         "--storage",
@@ -167,21 +165,11 @@ def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *
     data = json.loads(text)
     stream = sys.stderr if to_stderr else sys.stdout
     click.echo(text + "\n" if options.output == "json" else render(data, colour=stream.isatty()), file=stream, nl=False)
-    _save(options, data, text)
-    warned = report.verdict is policy.Verdict.WARN and options.gate
-    return int(ExitCode.PASS if warned else report.verdict.exit_code)
-
-
-def _save(options: PreflightOptions, data: dict[str, Any], text: str) -> None:
-    default = Path("/dev/termination-log")
-    target = options.termination_log or (default if default.exists() else None)
-    try:
-        if target:
-            write_termination(target, compact(data))
-    except AgentError as error:
-        get_logger().warning(error.message)
+    tell(options.termination_log, compact(data))
     if options.report_file:
         write_whole(options.report_file, text + "\n")
+    warned = report.verdict is policy.Verdict.WARN and options.gate
+    return int(ExitCode.PASS if warned else report.verdict.exit_code)
 
 
 def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Report:

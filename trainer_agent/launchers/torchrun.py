@@ -93,16 +93,13 @@ def rendezvous(job: Job) -> list[str]:
         nodes = ["--nnodes", str(shape.max_nodes), "--node-rank", str(shape.node_rank)]
         place = ["--master-addr", shape.master_addr, "--master-port", str(shape.master_port)]
         return [*nodes, *place, "--rdzv-conf", rendezvous_conf(job)]
-    nodes = ["--nnodes", f"{shape.min_nodes}:{shape.max_nodes}", "--rdzv-backend", shape.rdzv_backend]
-    return [
-        *nodes,
-        "--rdzv-endpoint",
-        endpoint(job),
-        "--rdzv-id",
-        rendezvous_id(job),
-        "--rdzv-conf",
-        rendezvous_conf(job),
-    ]
+    return ["--nnodes", f"{shape.min_nodes}:{shape.max_nodes}", *meeting_place(job)]
+
+
+def meeting_place(job: Job) -> list[str]:
+    """Return the flags that name backend, endpoint, id and timeouts of a rendezvous."""
+    place = ["--rdzv-backend", job.topology.rdzv_backend, "--rdzv-endpoint", endpoint(job)]
+    return [*place, "--rdzv-id", rendezvous_id(job), "--rdzv-conf", rendezvous_conf(job)]
 
 
 def endpoint(job: Job) -> str:

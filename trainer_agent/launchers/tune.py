@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_agent.launchers import Command, Job
-from trainer_agent.launchers.torchrun import elastic_env, endpoint, nproc, rendezvous_conf, rendezvous_id
+from trainer_agent.launchers.torchrun import elastic_env, meeting_place, nproc
 
 
 def suits(job: Job) -> bool:
@@ -18,13 +18,5 @@ def command(job: Job) -> Command:
     shape = job.topology
     flags = ["--nnodes", str(shape.max_nodes), *nproc(job)]
     if not shape.single_node:
-        flags += ["--node-rank", str(shape.node_rank), "--rdzv-backend", shape.rdzv_backend]
-        flags += [
-            "--rdzv-endpoint",
-            endpoint(job),
-            "--rdzv-id",
-            rendezvous_id(job),
-            "--rdzv-conf",
-            rendezvous_conf(job),
-        ]
+        flags += ["--node-rank", str(shape.node_rank), *meeting_place(job)]
     return Command((*job.script[:2], *flags, *job.script[2:]), elastic_env(job), elastic_agent=True)
