@@ -12,6 +12,7 @@ import click
 
 from trainer_agent import __version__
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, RetryError, Terminated
+from trainer_agent.process import CrashedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,5 +145,8 @@ def _bug(error: Exception) -> int:
 
     hint = "this is a bug of trainer-agent; please report it with this log"
     facts = {"code": "bug", "hint": hint, "version": __version__, "exit_code": int(ExitCode.BUG)}
-    get_logger().error("unexpected error", exc_info=error, **facts)
+    if isinstance(error, CrashedError) and error.trace:
+        get_logger().error("unexpected error", exception=error.trace, **facts)  # as the child saw it
+    else:
+        get_logger().error("unexpected error", exc_info=error, **facts)
     return ExitCode.BUG

@@ -83,6 +83,17 @@ class AgentError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes whatever the constructor takes."""
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(kind: type[AgentError], args: tuple[Any, ...], state: dict[str, Any]) -> AgentError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class RetryError(AgentError):
     """Transient, or this node is unfit: the same pod again, or elsewhere, may pass."""

@@ -8,8 +8,10 @@ child with a deadline: `isolated`, or several side by side with `run_all`. Comma
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import pickle
+import select
 import selectors
 import signal
 import subprocess
@@ -20,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainer_agent.errors import Terminated
+from trainer_agent.errors import AgentError, Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +99,7 @@ class Answer:
 class _Child:
     """A function running in a forked process."""
 
-    def __init__(self, function: Callable[[], Any], timeout_s: float) -> None:
+    def __init__(self, function: Callable[[], Any], timeout_s: float, *, default_signals: bool = True) -> None:
         self.timeout_s = timeout_s
         self.started = time.monotonic()
         self.data = b""
@@ -107,7 +109,7 @@ class _Child:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.fd)
-            _serve(function, write)
+            _serve(function, write, default_signals=default_signals)
         os.close(write)
 
     @property
@@ -123,6 +125,12 @@ class _Child:
         chunk = os.read(self.fd, 1 << 16)
         self.data += chunk
         return self.complete or not chunk
+
+    def listen(self, deadline: float) -> None:
+        """Take what the child writes until it has finished, or `deadline` on the monotonic clock."""
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([self.fd], [], [], min(LONGEST_SLEEP_S, left))[0] and self.feed():
+                return
 
     def close(self) -> int | None:
         """Kill the child with everything in its group; return its wait status, None when it does not die."""
@@ -191,13 +199,49 @@ def isolated(function: Callable[[], Any], *, timeout_s: float) -> Any:
     return answer.value
 
 
-def _serve(function: Callable[[], Any], write: int) -> NoReturn:
+def contained(function: Callable[[], Any], *, grace_s: float) -> Any:
+    """
+    Return what `function` returns in a forked child that takes its threads and its memory with it.
+
+    A termination signal is passed on; after `grace_s` seconds the child is killed.
+
+    Raises:
+        AgentError: as `function` raised it.
+        CrashedError: the child ended without an answer.
+    """
+    with termination_held():
+        child = _Child(lambda: _outcome(function), math.inf, default_signals=False)
+    try:
+        child.listen(math.inf)
+    except Terminated as error:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, error.signum)
+        child.listen(time.monotonic() + grace_s)
+        raise
+    finally:
+        answer = child.answer()
+    if answer.error:
+        raise answer.error
+    kind, value = answer.value
+    if kind == "error":
+        raise value
+    return value
+
+
+def _outcome(function: Callable[[], Any]) -> tuple[str, Any]:
+    try:
+        return "value", function()
+    except AgentError as error:
+        return "error", error
+
+
+def _serve(function: Callable[[], Any], write: int, *, default_signals: bool) -> NoReturn:
     """In the child: run `function`, send its value, end without running anybody's clean-up code."""
     code = 1
     with suppress(BaseException):  # nothing may travel up into a copy of the parent's stack
         os.setpgid(0, 0)
         die_with_parent()
-        for signum in TERMINATION_SIGNALS:
+        for signum in TERMINATION_SIGNALS if default_signals else ():
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
         os.dup2(2, 1)  # standard output carries only what was asked for
