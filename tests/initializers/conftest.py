@@ -6,6 +6,8 @@ import urllib.request
 import pytest
 from demo import READ_ONLY, s3_server
 
+from trainer_agent.initializers import HIDDEN
+
 BUCKET = "bucket"
 OBJECTS = {
     "data/a.txt": b"alpha",
@@ -19,7 +21,29 @@ OBJECTS = {
     "clash/a": b"a file",
     "clash/a/b": b"and its directory",
     "single.bin": b"one object",
+    "both": b"an object and a directory",
+    "both/inside": b"inside",
 }
+# What keys may be made of; each holds its own name.
+NASTY = [
+    "a+b %20 100%.txt",
+    "a//b",
+    "a/./b",
+    "a/../b",
+    "..",
+    ".hidden",
+    "a..b",
+    "back\\slash",
+    "quotes\"'`",
+    "<&amp;>;{}[]|^~",
+    "*?#:=@$,!()",
+    "a\ttab",
+    "\u65e5\u672c/\U0001f600",
+    "o\u0308 and \u00f6",
+    "-rf",
+    " space ",
+]
+OBJECTS |= {f"nasty/{key}": key.encode() for key in NASTY}
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +74,20 @@ def s3(tmp_path_factory):
 
 @pytest.fixture
 def tree():
-    """Return a function that reads a directory as {path: bytes}."""
+    """Return a function that reads a directory as {path: bytes}, without what is the agent's own."""
 
     def read(directory):
-        return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+        files = (p for p in directory.rglob("*") if p.is_file() and HIDDEN not in p.parts)
+        return {p.relative_to(directory).as_posix(): p.read_bytes() for p in files}
+
+    return read
+
+
+@pytest.fixture
+def contents():
+    """Return a function that reads all that a source has as {path: bytes}, the fast way or carefully."""
+
+    def read(source, *, careful=False):
+        return {e.path: b"".join(map(bytes, source.read(e, 0, e.size, careful=careful))) for e in source.entries()}
 
     return read

@@ -1,10 +1,18 @@
 """file://"""
 
+import os
+
 import pytest
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import open_source
-from trainer_agent.initializers.fetch import fetch
+from trainer_agent.host import Host
+from trainer_agent.initializers import ChangedError, open_source
+from trainer_agent.initializers.delivery import Order
+from trainer_agent.initializers.fetch import Bounds, fetch
+
+
+def bring(uri, destination):
+    return fetch([Order("dataset", open_source(uri, {}), destination)], host=Host(), bounds=Bounds(timeout_s=60))
 
 
 def test_a_directory_is_copied_whole(tree, tmp_path):
@@ -14,7 +22,7 @@ def test_a_directory_is_copied_whole(tree, tmp_path):
     (source / "a").write_bytes(b"1" * 3_000_000)
     (source / "deep" / "b").write_bytes(b"")
 
-    fetch(open_source(f"file://{source}", {}), tmp_path / "out")
+    bring(f"file://{source}", tmp_path / "out")
 
     assert tree(tmp_path / "out") == tree(source)
 
@@ -23,12 +31,58 @@ def test_a_single_file(tree, tmp_path):
     """A URI may name one file."""
     (tmp_path / "one.bin").write_bytes(b"one")
 
-    fetch(open_source(f"file://{tmp_path}/one.bin", {}), tmp_path / "out")
+    bring(f"file://{tmp_path}/one.bin", tmp_path / "out")
 
     assert tree(tmp_path / "out") == {"one.bin": b"one"}
+
+
+def test_a_destination_of_ours_is_a_source_too(tree, tmp_path):
+    """Its record and lock are no data."""
+    (tmp_path / "one.bin").write_bytes(b"one")
+    bring(f"file://{tmp_path}/one.bin", tmp_path / "first")
+
+    bring(f"file://{tmp_path}/first", tmp_path / "second")
+
+    assert tree(tmp_path / "second") == {"one.bin": b"one"}
+
+
+def test_ranges_are_those_of_the_file(tmp_path):
+    """As any source's."""
+    (tmp_path / "f").write_bytes(bytes(range(256)) * 4000)
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+
+    assert b"".join(source.read(entry, 100, 900_000, careful=False)) == (bytes(range(256)) * 4000)[100:900_000]
+    assert source.checksum(entry) == ""
+
+
+@pytest.mark.parametrize("change", ["rewritten", "replaced"])
+def test_a_change_after_the_listing_is_told(tmp_path, change):
+    """Half of the old and half of the new is neither."""
+    (tmp_path / "f").write_bytes(b"old")
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+    if change == "replaced":
+        (tmp_path / "g").write_bytes(b"new")
+        (tmp_path / "g").replace(tmp_path / "f")
+    else:
+        (tmp_path / "f").write_bytes(b"new")
+        os.utime(tmp_path / "f", (5, 5))
+
+    with pytest.raises(ChangedError, match="changed after it was listed"):
+        list(source.read(entry, 0, 3, careful=False))
 
 
 def test_a_missing_path_is_fatal(tmp_path):
     """The message names the path."""
     with pytest.raises(FatalError, match=f"{tmp_path}/none does not exist"):
-        fetch(open_source(f"file://{tmp_path}/none", {}), tmp_path / "out")
+        bring(f"file://{tmp_path}/none", tmp_path / "out")
+
+
+@pytest.mark.parametrize("uri", ["", "bucket/x", "s3://", "ftp://x/y", "file:///"])
+def test_uris_that_nobody_understands(uri):
+    """The message shows the value and what would be right."""
+    with pytest.raises(FatalError) as caught:
+        open_source(uri, {})
+
+    assert caught.value.message == f"STORAGE_URI={uri!r} is not one of file://…, s3://…, hf://…, cache://…"

@@ -3,118 +3,253 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer_agent.commands.preflight import Names
-from trainer_agent.errors import ExitCode, FatalError
-from trainer_agent.initializers import open_source
-from trainer_agent.initializers.fetch import fetch
+from trainer_agent.commands.names import Names
+from trainer_agent.commands.seconds import Seconds
+from trainer_agent.errors import ExitCode, FatalError, RetryError
+from trainer_agent.initializers import shown_uri
 from trainer_agent.log import get_logger
+from trainer_agent.process import CrashedError, contained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trainer_agent.initializers import Source
+    from trainer_agent.initializers.delivery import Order
+    from trainer_agent.initializers.fetch import Summary
 
 KINDS = ("dataset", "model")
+VERIFY = ("auto", "size", "full")
+# A second less than the two within which SIGTERM is to be obeyed.
+GRACE_S = 1.0
 
 
 @click.group()
 def init() -> None:
     """
-    Fetch what STORAGE_URI names into OUTPUT_PATH, whole files only.
+    Fetch what STORAGE_URI names into OUTPUT_PATH: whole files only, resumed and verified.
 
     \b
     trainer-agent init dataset --storage-uri s3://bucket/prefix
+    trainer-agent init model --storage-uri hf://organisation/name@revision
     trainer-agent init all
     """
 
 
-def fetch_options(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of one kind; Kubeflow's own variables come after ours."""
+# Kubeflow's name: what click is told.
+KIND_OPTIONS: dict[str, dict[str, Any]] = {
+    "STORAGE_URI": {
+        "help": "s3://bucket/prefix, hf://organisation/name[@revision][/path], cache://schema/table or file:///path."
+    },
+    "OUTPUT_PATH": {"default": "/workspace/{kind}", "show_default": True, "help": "Where the files go."},
+    "IGNORE_PATTERNS": {
+        "type": Names(),
+        "default": "",
+        "help": "Leave out what these match, such as *.md,docs/*.",
+    },
+    "ALLOW_PATTERNS": {
+        "type": Names(),
+        "help": "Fetch only what these match. A model of the Hub: weights, tokenizer and configuration.",
+    },
+    "CHECKSUMS": {
+        "type": click.Path(path_type=Path),
+        "help": "A list as sha256sum writes it, which the files must match.",
+    },
+    "VERIFY": {
+        "type": click.Choice(VERIFY),
+        "default": "auto",
+        "show_default": True,
+        "help": "auto: what is fetched, by checksum. full: also what is there already. size: sizes only.",
+    },
+}
 
-    def variables(name: str) -> list[str]:
-        return [f"TRAINER_AGENT_INIT_{kind.upper()}_{name}", name]
 
+def kind_options(kind: str, *, kubeflow: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of one kind; with `kubeflow`, Kubeflow's own variables come after ours."""
+    options = []
+    for name, settings in KIND_OPTIONS.items():
+        told = {k: v.format(kind=kind) if k == "default" else v for k, v in settings.items()}
+        variables = [f"TRAINER_AGENT_INIT_{kind.upper()}_{name}", *([name] if kubeflow else [])]
+        flag = f"--{name.lower().replace('_', '-')}"
+        options.append(click.option(flag, envvar=variables, show_envvar=True, **told))
+    return _all_of(options)
+
+
+def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that bound a whole fetch."""
+    return _all_of(
+        (
+            click.option(
+                "--streams",
+                type=click.IntRange(1, 256),
+                default=128,
+                show_default=True,
+                show_envvar=True,
+                help="Most connections at once; fewer are used where more do not help.",
+            ),
+            click.option(
+                "--timeout",
+                type=Seconds(min=1),
+                default=6 * 3600,
+                show_default=True,
+                show_envvar=True,
+                help="Seconds for everything, waiting for another agent included.",
+            ),
+            click.option(
+                "--stall-timeout",
+                type=Seconds(min=0.1),
+                default=30,
+                show_default=True,
+                show_envvar=True,
+                help="Seconds without a byte after which a connection is given up.",
+            ),
+        )
+    )(function)
+
+
+def _all_of(
+    options: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        uri = click.option(
-            "--storage-uri",
-            envvar=variables("STORAGE_URI"),
-            show_envvar=True,
-            help="s3://bucket/prefix or file:///path.",
-        )
-        path = click.option(
-            "--output-path",
-            envvar=variables("OUTPUT_PATH"),
-            default=f"/workspace/{kind}",
-            show_default=True,
-            show_envvar=True,
-            help="Where the files go.",
-        )
-        ignore = click.option(
-            "--ignore-patterns",
-            type=Names(),
-            envvar=variables("IGNORE_PATTERNS"),
-            default="",
-            show_envvar=True,
-            help="Leave out what these match, such as *.md,docs/*.",
-        )
-        return uri(path(ignore(function)))
+        for option in reversed(options):
+            function = option(function)
+        return function
 
     return decorate
 
 
 @init.command()
-@fetch_options("dataset")
-def dataset(storage_uri: str | None, output_path: str, ignore_patterns: tuple[str, ...]) -> int:
+@kind_options("dataset", kubeflow=True)
+@bound_options
+def dataset(**options: Any) -> int:
     """Fetch the dataset."""
-    return _fetch("dataset", storage_uri, output_path, ignore_patterns=ignore_patterns)
+    return _fetch({"dataset": options}, options)
 
 
 @init.command()
-@fetch_options("model")
-def model(storage_uri: str | None, output_path: str, ignore_patterns: tuple[str, ...]) -> int:
+@kind_options("model", kubeflow=True)
+@bound_options
+def model(**options: Any) -> int:
     """Fetch the model."""
-    return _fetch("model", storage_uri, output_path, ignore_patterns=ignore_patterns)
+    return _fetch({"model": options}, options)
 
 
 @init.command(name="all")
-def all_() -> int:
-    """Fetch both, from TRAINER_AGENT_INIT_DATASET_STORAGE_URI and TRAINER_AGENT_INIT_MODEL_STORAGE_URI."""
-    return init_all(required=True)
+@bound_options
+def all_(**bounds: Any) -> int:
+    """
+    Fetch both side by side, from TRAINER_AGENT_INIT_DATASET_STORAGE_URI and TRAINER_AGENT_INIT_MODEL_STORAGE_URI.
 
-
-def init_all(*, required: bool) -> int:
-    """Fetch whatever of dataset and model has a URI of its own; when `required`, there must be one."""
-    named = [kind for kind in KINDS if os.environ.get(f"TRAINER_AGENT_INIT_{kind.upper()}_STORAGE_URI", "").strip()]
-    if not named and required:
+    What belongs to one of them is set by its own variables, TRAINER_AGENT_INIT_DATASET_… or TRAINER_AGENT_INIT_MODEL_….
+    """
+    kinds = _named_kinds()
+    if not kinds:
         raise FatalError(
             "storage-uri-missing",
             "neither TRAINER_AGENT_INIT_DATASET_STORAGE_URI nor TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
             hint="set one of them; STORAGE_URI alone does not say which of the two it is",
         )
-    if not named:
+    return _fetch(kinds, bounds)
+
+
+def init_named() -> int:
+    """Fetch whatever of dataset and model has a URI of its own, as `init all` does; nothing when neither has."""
+    if not _named_kinds():
         get_logger().info(
             "nothing to fetch",
             why="no TRAINER_AGENT_INIT_DATASET_STORAGE_URI or TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
         )
-    for kind in named:
-        command = {"dataset": dataset, "model": model}[kind]
-        with command.make_context(kind, [], auto_envvar_prefix="TRAINER_AGENT_INIT_" + kind.upper()) as inner:
-            command.invoke(inner)
-    return ExitCode.PASS
+        return ExitCode.PASS
+    with all_.make_context("all", [], auto_envvar_prefix="TRAINER_AGENT_INIT_ALL") as context:
+        return int(all_.invoke(context))
 
 
-def _fetch(kind: str, uri: str | None, output_path: str, *, ignore_patterns: tuple[str, ...]) -> int:
-    if not uri:
-        raise FatalError(
-            "storage-uri-missing", "STORAGE_URI is not set", hint="set it, or give --storage-uri s3://bucket/prefix"
-        )
-    get_logger().info("fetching", kind=kind, uri=uri, to=output_path)
-    done = fetch(open_source(uri, os.environ), Path(output_path), ignore=ignore_patterns)
-    rate = done.size / max(done.seconds, 1e-3) / 1e6
+def _named_kinds() -> dict[str, dict[str, Any]]:
+    """Return the options of the kinds that have a URI of their own."""
+    found = {}
+    for kind in KINDS:
+        command = click.command(kind)(kind_options(kind, kubeflow=False)(lambda **_: None))
+        with command.make_context(kind, []) as context:
+            if (context.params["storage_uri"] or "").strip():
+                found[kind] = context.params
+    return found
+
+
+def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> int:
+    for kind, options in kinds.items():
+        if not (options["storage_uri"] or "").strip():
+            hint = "set it, or give --storage-uri s3://bucket/prefix"
+            raise FatalError("storage-uri-missing", "STORAGE_URI is not set", hint=hint)
+        get_logger().info("fetching", kind=kind, uri=shown_uri(options["storage_uri"]), to=options["output_path"])
+    paths = {os.path.realpath(options["output_path"]) for options in kinds.values()}
+    if len(paths) < len(kinds):
+        hint = "set TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH and TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH to different ones"
+        raise FatalError("output-path-shared", f"dataset and model would both go to {paths.pop()}", hint=hint)
+    try:
+        done: Summary = contained(lambda: _fetch_here(kinds, bounds), grace_s=GRACE_S)
+    except CrashedError as error:
+        if error.trace:
+            raise
+        raise _killed(error) from error
+    rate = done.fetched_size / max(done.phases.get("transfer", 0), 1e-3) / 1e6
     get_logger().info(
-        "fetched", kind=kind, files=done.files, bytes=done.size, seconds=round(done.seconds, 2), mb_per_s=round(rate, 1)
+        "fetched",
+        kind=",".join(kinds),
+        files=done.files,
+        bytes=done.size,
+        fetched_files=done.fetched_files,
+        fetched_bytes=done.fetched_size,
+        seconds=round(sum(done.phases.values()), 2),
+        mb_per_s=round(rate, 1),
+        phases=done.phases,
     )
     return ExitCode.PASS
+
+
+def _fetch_here(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> Summary:
+    """In a child of our own, which takes the libraries' threads and memory with it."""
+    from trainer_agent.host import Host
+    from trainer_agent.initializers import PATIENCE_S, Service, open_source
+    from trainer_agent.initializers.fetch import Bounds, fetch
+    from trainer_agent.initializers.services import Setup
+
+    started = time.monotonic()
+    orders, services = [], []
+    for kind, options in kinds.items():
+        uri, patience_s = options["storage_uri"].strip(), min(PATIENCE_S, bounds["timeout"])
+        source = open_source(uri, os.environ, kind=kind, stall_s=bounds["stall_timeout"], patience_s=patience_s)
+        if isinstance(source, Service):
+            services.append(source)
+        else:
+            orders.append(_order(kind, source, options))
+    setup = Setup(services, deadline=started + bounds["timeout"])
+    limits = Bounds(streams=bounds["streams"], timeout_s=bounds["timeout"])
+    done = fetch(orders, host=Host(), bounds=limits, meanwhile=setup.check)
+    with done.phase("serve"):
+        setup.finish()
+    return done
+
+
+def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:
+    from trainer_agent.initializers.checksums import read_checksums
+    from trainer_agent.initializers.delivery import Order
+
+    return Order(
+        kind=kind,
+        source=source,
+        destination=Path(options["output_path"]),
+        allow=options["allow_patterns"],
+        ignore=options["ignore_patterns"],
+        checksums=read_checksums(options["checksums"]) if options["checksums"] else {},
+        verify=options["verify"],
+    )
+
+
+def _killed(error: CrashedError) -> RetryError:
+    hint = "if it was for memory, raise the container's limit or lower --streams; what has arrived is kept"
+    return RetryError("fetch-killed", f"the fetch was ended from outside: {error}", hint=hint)

@@ -17,6 +17,7 @@ from trainer_agent.accelerators import find_accelerators
 from trainer_agent.catalogue import Listed, list_checks
 from trainer_agent.cgroup import read_limits
 from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
+from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.errors import AgentError, ExitCode
@@ -51,16 +52,6 @@ class PreflightOptions:
     optional_storage: tuple[str, ...]
     require_kube_api: bool
     rendezvous_timeout: float
-
-
-class Names(click.ParamType[tuple[str, ...]]):
-    """Comma-separated names."""
-
-    name = "name,name…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Split at commas."""
-        return value if isinstance(value, tuple) else tuple(n.strip() for n in value.split(",") if n.strip())
 
 
 OPTIONS = (

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer_agent.commands.init import init_all
+from trainer_agent.commands.init import init_named
 from trainer_agent.commands.launch import LaunchOptions, launch_options, start
-from trainer_agent.commands.preflight import Names, PreflightOptions, execute, preflight
+from trainer_agent.commands.names import Names
+from trainer_agent.commands.preflight import PreflightOptions, execute, preflight
 from trainer_agent.errors import ExitCode
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STEPS = ("preflight", "initialize", "launch")
 
@@ -66,9 +67,9 @@ def run(
         raise click.UsageError(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
-    takes = {
+    takes: dict[str, Callable[[], int]] = {
         "preflight": lambda: _preflight(ctx),
-        "initialize": lambda: init_all(required=False),
+        "initialize": init_named,
         "launch": lambda: start(LaunchOptions(**settings), script, os.environ, Host()),
     }
     code = int(ExitCode.PASS)

@@ -1,124 +1,239 @@
-"""Bring a source's files into a directory: whole files only, under their final names."""
+"""Fetch dataset and model: claim the destinations, see what is there, fetch the rest, put it in place, record it."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
-import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
+from trainer_agent.initializers.delivery import Delivery, Order
+from trainer_agent.initializers.lock import claimed
+from trainer_agent.initializers.progress import Progress
+from trainer_agent.initializers.streams import SMALL_BYTES, Streams
+from trainer_agent.initializers.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from trainer_agent.initializers import Entry, Source
+    from trainer_agent.host import Host
+    from trainer_agent.initializers.incoming import Incoming
+    from trainer_agent.initializers.lock import Claim
 
-PARTS = ".trainer-agent"  # unfinished files lie here, on the same file system
-STREAMS = 8
+MOST_STREAMS = 128
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DISK_MARGIN_BYTES = 16 << 20  # for the file system's own bookkeeping
+# Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB.
+BASE_BYTES, STREAM_BYTES = 72 << 20, 1 << 20
+M_ARENA_MAX = -8
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """What was brought: files, bytes, seconds."""
-
-    files: int
-    size: int
-    seconds: float
-
-
-def fetch(source: Source, destination: Path, *, ignore: Sequence[str] = ()) -> Fetched:
+class Bounds:
     """
-    Copy what `source` has into `destination`, except what `ignore` patterns match.
+    How far a fetch may go.
+
+    Args:
+        streams: most connections at once.
+        timeout_s: seconds in all, waiting for another agent included.
+        attempts: failures in a row of one range that end the fetch.
+    """
+
+    streams: int = MOST_STREAMS
+    timeout_s: float = 6 * 3600.0
+    # With pauses that double up to 20 s this is more than a minute of trying.
+    attempts: int = 10
+
+
+@dataclass
+class Summary:
+    """What was done: files and bytes in all, files and bytes that were fetched, seconds of each phase."""
+
+    files: int = 0
+    size: int = 0
+    fetched_files: int = 0
+    fetched_size: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def of(self, deliveries: Sequence[Delivery]) -> Summary:
+        """Return this with the sums of what was delivered."""
+        entries = [entry for delivery in deliveries for entry in delivery.entries.values()]
+        self.files, self.size = len(entries), sum(entry.size for entry in entries)
+        self.fetched_files = sum(len(delivery.incoming) for delivery in deliveries)
+        self.fetched_size = sum(delivery.to_come for delivery in deliveries)
+        return self
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a phase."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(time.monotonic() - started, 2)
+
+
+def fetch(
+    orders: Sequence[Order], *, host: Host, bounds: Bounds, meanwhile: Callable[[], None] = lambda: None
+) -> Summary:
+    """
+    Carry out all orders side by side, within one number of streams.
+
+    Its threads may outlive it, waiting for a server: call it in a process that ends.
+
+    Args:
+        meanwhile: called about ten times a second while bytes come; what it raises ends the fetch.
 
     Raises:
-        FatalError: there is nothing, a name would leave the destination, or the source refuses.
-        RetryError: no space, or the source cannot be reached.
+        FatalError: a source refuses, is empty or hostile, or no attempt can succeed.
+        RetryError: another attempt may succeed, and goes on where this one ended.
     """
-    started = time.monotonic()
-    entries = [e for e in source.entries() if not any(fnmatch(e.path, p) for p in ignore)]
-    if not entries:
-        raise FatalError(
-            "source-empty",
-            "the source holds no file, or all are ignored",
-            hint="check the prefix in STORAGE_URI and IGNORE_PATTERNS",
-        )
-    refuse_unsafe(entries)
-    parts = destination / PARTS
+    _few_arenas()
+    deadline = time.monotonic() + bounds.timeout_s
+    summary = Summary()
+    boot = (host.read(BOOT_ID) or "").strip()
+    deliveries = [Delivery(order, boot=boot) for order in orders]
+    with ExitStack() as stack:
+        with summary.phase("claim"):
+            claims = [stack.enter_context(_claim(order, boot=boot, deadline=deadline)) for order in orders]
+        for delivery in deliveries:
+            stack.callback(delivery.close)
+        with summary.phase("list"):
+            _survey(deliveries)
+
+        def check() -> None:
+            meanwhile()
+            for claim in filter(None, claims):
+                claim.check()
+
+        with summary.phase("transfer"):
+            _transfer(deliveries, check, bounds=_within_memory(bounds, host), deadline=deadline)
+        with summary.phase("publish"):
+            check()
+            _publish(deliveries)
+    return summary.of(deliveries)
+
+
+def _survey(deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:
+        with _writing(delivery.order.destination):
+            delivery.survey()
+    _check_space(deliveries)
+
+
+def _publish(deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:
+        if not delivery.complete:
+            with _writing(delivery.order.destination):
+                delivery.publish()
+
+
+def _transfer(deliveries: Sequence[Delivery], check: Callable[[], None], *, bounds: Bounds, deadline: float) -> None:
+    files = [file for delivery in deliveries for file in delivery.incoming]
+    if not files:
+        return
+    size = sum(file.to_come for file in files)
+    small = size / len(files) <= SMALL_BYTES
+    # The largest begin first: the small ones then fill the streams that the end of a large one leaves idle.
+    groups = [sorted(d.incoming, key=lambda f: f.entry.size, reverse=True) for d in deliveries]
+    transfer = Transfer(
+        groups, streams=Streams(bounds.streams, small=small), deadline=deadline, attempts=bounds.attempts
+    )
+    with Progress(size=size, files=len(files)) as progress:
+
+        def tick(transfer: Transfer) -> None:
+            check()
+            progress.update(moved=transfer.moved, files=len(transfer.done), streams=transfer.streams.allowed)
+
+        try:
+            transfer.run(tick)
+        except OSError as error:
+            raise _disk_error(deliveries[0].order.destination, error) from error
+
+
+@contextmanager
+def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | None]:
+    """Hold a destination; None where it is read-only, which is fine if it is complete."""
+    with ExitStack() as stack:
+        try:
+            order.hidden.mkdir(parents=True, exist_ok=True)
+            claim = stack.enter_context(claimed(order.hidden, boot=boot, deadline=deadline))
+        except OSError as error:
+            if error.errno not in READ_ONLY or not order.hidden.is_dir():
+                raise _disk_error(order.destination, error) from error
+            claim = None
+        yield claim
+
+
+def _check_space(deliveries: Sequence[Delivery]) -> None:
+    """Refuse before the first byte what the file systems cannot hold."""
+    wanted: dict[int, tuple[Path, int, int]] = {}
+    for delivery in deliveries:
+        place = delivery.order.hidden
+        _, size, files = wanted.get(place.stat().st_dev, (place, 0, 0))
+        size += sum(_missing(f) for f in delivery.incoming)
+        wanted[place.stat().st_dev] = (delivery.order.destination, size, files + len(delivery.incoming))
+    for place, size, files in wanted.values():
+        stat = os.statvfs(place)
+        free = stat.f_bavail * stat.f_frsize
+        if size and size + DISK_MARGIN_BYTES > free:
+            hint = "give the volume more space"
+            message = f"{place} has {free:,} bytes free of {stat.f_blocks * stat.f_frsize:,}, and {size:,} are to come"
+            # An empty volume that is too small stays too small; a full one may be another on another node.
+            kind = FatalError if size > stat.f_blocks * stat.f_frsize else RetryError
+            raise kind("no-space", message, hint=hint)
+        if stat.f_files and files > stat.f_favail:
+            message = f"{place} has room for {stat.f_favail:,} more files, and {files:,} are to come"
+            raise RetryError("no-inodes", message, hint="use a file system with more inodes, or fewer and larger files")
+
+
+def _missing(file: Incoming) -> int:
+    """Return the bytes that a file still takes on disk."""
     try:
-        parts.mkdir(parents=True, exist_ok=True)
-        _check_space(destination, entries)
-        with ThreadPoolExecutor(STREAMS) as pool:
-            list(
-                pool.map(
-                    lambda pair: _one(source, pair[1], destination, parts / f"{os.getpid()}-{pair[0]}"),
-                    enumerate(entries),
-                )
-            )
+        there = file.part.stat().st_blocks * 512
+    except OSError:
+        there = 0
+    return max(0, file.entry.size - there)
+
+
+def _few_arenas() -> None:
+    """Let the threads share two heaps of glibc; with one each, what they free is kept (measured: twice the memory)."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+
+
+def _within_memory(bounds: Bounds, host: Host) -> Bounds:
+    """Return the bounds with as many streams as the memory of this container allows."""
+    limits = read_limits(host)
+    if limits.memory_limit is None:
+        return bounds
+    room = limits.memory_limit - (limits.memory_used or 0) - BASE_BYTES
+    return replace(bounds, streams=max(1, min(bounds.streams, room // STREAM_BYTES)))
+
+
+@contextmanager
+def _writing(destination: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise _disk_error(destination, error) from error
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
-    return Fetched(len(entries), sum(e.size for e in entries), time.monotonic() - started)
-
-
-def refuse_unsafe(entries: Iterable[Entry]) -> None:
-    """Raise `FatalError` for a name that would leave the destination, or that another name needs as a directory."""
-    names = {e.path for e in entries}
-    for name in names:
-        path = PurePosixPath(name)
-        if not name or path.is_absolute() or ".." in path.parts or "\0" in name or PARTS in path.parts:
-            raise FatalError(
-                "unsafe-name",
-                f"the source has the name {name!r}, which cannot be a file below the destination",
-                hint="rename it at the source, or add it to IGNORE_PATTERNS",
-            )
-        clash = next((str(p) for p in path.parents if str(p) in names), None)
-        if clash:
-            raise FatalError(
-                "name-collision",
-                f"{clash!r} is a file and the directory of {name!r}",
-                hint="rename one at the source, or add it to IGNORE_PATTERNS",
-            )
-
-
-def _check_space(destination: Path, entries: Sequence[Entry]) -> None:
-    wanted, free = sum(e.size for e in entries), shutil.disk_usage(destination).free
-    if wanted + DISK_MARGIN_BYTES > free:
-        raise RetryError(
-            "no-space",
-            f"{destination} has {free:,} bytes free, and {wanted:,} are to come",
-            hint="give the volume more space",
-        )
-
-
-def _one(source: Source, entry: Entry, destination: Path, part: Path) -> None:
-    size = 0
-    with part.open("wb") as file:
-        for chunk in source.read(entry):
-            file.write(chunk)
-            size += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if size != entry.size:
-        raise RetryError(
-            "size-differs",
-            f"{entry.path} has {size:,} bytes, and {entry.size:,} were listed",
-            hint="it changed meanwhile, or was cut: try again",
-        )
-    target = destination / entry.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part.replace(target)
 
 
 def _disk_error(destination: Path, error: OSError) -> AgentError:
+    if error.errno in NO_ROOM:
+        message = f"{destination} is full: {error.strerror}"
+        return RetryError("no-space", message, hint="give the volume more space; what has arrived is kept")
+    name = f" ({error.filename})" if error.filename else ""
     return RetryError(
         "destination-not-writable",
-        f"cannot write to {destination}: {error.strerror}",
+        f"cannot write to {destination}: {error.strerror}{name}",
         hint="check the volume, its free space and fsGroup",
     )

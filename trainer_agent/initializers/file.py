@@ -2,39 +2,89 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import Entry
+from trainer_agent.initializers import HIDDEN, PATIENCE_S, STALL_S, ChangedError, Entry, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 * 1024
 
 
 class FileSource:
-    """The files below a path."""
+    """The files below a path; their version is the time of their last change."""
 
-    def __init__(self, rest: str, environ: Mapping[str, str]) -> None:  # every source gets the environment
+    revision = ""
+
+    def __init__(
+        self,
+        rest: str,
+        environ: Mapping[str, str],
+        *,
+        kind: str = "dataset",
+        stall_s: float = STALL_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.root = Path("/" + rest.lstrip("/"))
+        self.uri = f"file://{self.root}"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> Iterator[Entry]:
         """List the files below the path, or the file that it is."""
         if self.root.is_file():
-            return [Entry(self.root.name, self.root.stat().st_size, str(self.root))]
+            yield _entry(self.root, self.root.name)
+            return
         if not self.root.is_dir():
             raise FatalError(
                 "source-not-found",
                 f"{self.root} does not exist",
                 hint="check STORAGE_URI and that the volume is mounted in this container",
             )
-        files = sorted(p for p in self.root.rglob("*") if p.is_file())
-        return [Entry(p.relative_to(self.root).as_posix(), p.stat().st_size, str(p)) for p in files]
+        for directory, below, names in os.walk(self.root, onerror=_unreadable):
+            if Path(directory) == self.root and HIDDEN in below:
+                below.remove(HIDDEN)  # this is a destination of ours; what lies there is no data
+            for name in names:
+                path = Path(directory, name)
+                if path.is_file():
+                    yield _entry(path, path.relative_to(self.root).as_posix())
 
-    def read(self, entry: Entry) -> Iterator[bytes]:
-        """Yield the bytes of one file."""
-        with Path(entry.key).open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
+    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[bytes]:
+        """Yield bytes of one file."""
+        try:
+            with Path(entry.key).open("rb", buffering=0) as file:
+                if _version(os.fstat(file.fileno())) != entry.version:
+                    hint = "let whoever writes there finish first"
+                    raise ChangedError("source-changed", f"{entry.key} changed after it was listed", hint=hint)
+                file.seek(start)
+                while start < stop and (piece := file.read(min(CHUNK_BYTES, stop - start))):
+                    start += len(piece)
+                    yield piece
+        except PermissionError as error:
+            raise _refused(error) from error
+        except OSError as error:
+            raise TransientError("source-unavailable", f"{entry.key} cannot be read: {error.strerror}") from error
+
+    def checksum(self, entry: Entry) -> str:
+        """Return nothing: a file system knows no checksums."""
+        return ""
+
+
+def _entry(path: Path, name: str) -> Entry:
+    stat = path.stat()
+    return Entry(name, stat.st_size, str(path), _version(stat))
+
+
+def _version(stat: os.stat_result) -> str:
+    return f"{stat.st_ino}-{stat.st_mtime_ns}"
+
+
+def _unreadable(error: OSError) -> None:
+    raise _refused(error) from error
+
+
+def _refused(error: OSError) -> FatalError:
+    hint = "let this container's user read it (fsGroup, file modes)"
+    return FatalError("source-refused", f"{error.filename} cannot be read: {error.strerror}", hint=hint)

@@ -1,120 +1,308 @@
-"""s3://: objects of a bucket, by obstore."""
+"""
+s3://: objects of a bucket.
+
+Listing, checksums and second attempts are ours (`s3_bucket`), which can tell what is wrong;
+first attempts at the bytes are obstore's, which is several times faster.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import re
+import threading
+from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.errors import AgentError, FatalError, RetryError
-from trainer_agent.initializers import Entry
+from trainer_agent.errors import AgentError, FatalError
+from trainer_agent.initializers import (
+    PATIENCE_S,
+    STALL_S,
+    ChangedError,
+    Entry,
+    NoRangesError,
+    TransientError,
+    s3_checksum,
+)
+from trainer_agent.initializers.http import CHUNK_BYTES, CONNECT_TIMEOUT_S, authorities, proxy_of
+from trainer_agent.initializers.retry import persist
+from trainer_agent.initializers.s3_bucket import AccessDeniedError, Bucket
+from trainer_agent.initializers.s3_xml import unquoted
+from trainer_agent.initializers.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig
 
-# Measured best for writing to ext4: larger pieces fall out of the second-level cache.
-CHUNK_BYTES = 256 * 1024
-RETRY: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(minutes=3)}
-CLIENT: ClientConfig = {"connect_timeout": "10s", "timeout": "30 minutes", "read_timeout": "30s"}
+    from trainer_agent.initializers.s3_credentials import Credentials
+
+# Of files up to this size only the listing's ETag is used: one more request each would double their cost.
+SMALL_BYTES = 8 << 20
+# obstore's paths have neither empty segments nor dots; control characters and undecodable bytes it refuses.
+UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
 
 
 class S3Source:
-    """The objects below a prefix, taken as a path: `s3://b/dir` is `dir/…` or the object `dir`, never `dir2/…`."""
+    """
+    The objects below a prefix, taken as a path: `s3://b/dir` is `dir/…`, else the object `dir`, never `dir2/…`.
 
-    def __init__(self, rest: str, environ: Mapping[str, str]) -> None:
-        self.bucket, _, prefix = rest.partition("/")
-        self.prefix = prefix.strip("/")
+    Args:
+        patience_s: how long a listing is tried.
+    """
+
+    revision = ""
+
+    def __init__(
+        self,
+        rest: str,
+        environ: Mapping[str, str],
+        *,
+        kind: str = "dataset",
+        stall_s: float = STALL_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.uri = f"s3://{rest}"
+        name, _, prefix = rest.partition("/")
+        # One slash at the end may be left out; any other belongs to the keys.
+        self.key = prefix.removesuffix("/")
+        self.prefix = f"{self.key}/" if prefix else ""
         self.environ = environ
-        if environ.get("ROLE_ARN", "").strip():
-            raise FatalError(
-                "role-unsupported",
-                "ROLE_ARN is set, and assuming a role is not supported yet",
-                hint="give ACCESS_KEY_ID and SECRET_ACCESS_KEY instead",
-            )
+        self.bucket = Bucket(name, environ, stall_s=stall_s)
+        self.stall_s = stall_s
+        self.patience_s = patience_s
+        self.wire = self._direct()
+        self._lock = threading.Lock()
+        self._made: tuple[Credentials | None, str, Any] | None = None
+        self._asked: set[str] = set()
+        self._learned: dict[str, str] = {}
+        self._md5: bool | None = None
 
-    def entries(self) -> list[Entry]:
-        """List the objects; markers of empty directories are left out."""
-        with self._translated():
-            below = [(str(m["path"]), int(m["size"])) for m in self._list()]
-        # An empty object may be the marker of a directory: obstore drops the slash that ends its key.
-        entries = [Entry(self._relative(key), size, key) for key, size in below if size or self._size(key) is not None]
-        return entries or self._single()
+    def entries(self) -> Iterator[Entry]:
+        """List the objects page by page; markers of empty directories are left out."""
+        # Loading what the bytes will need takes as long as the first answer.
+        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
+        found = False
+        try:
+            for entry in self._below():
+                found = True
+                yield entry
+        except AccessDeniedError:
+            # Who may not list may still read an object whose name is known, which is common for public ones.
+            single = None if found else self._single(refused_is_none=True)
+            if single is None:
+                raise
+            yield single
+            return
+        if not found and (single := self._single()):
+            yield single
 
-    def read(self, entry: Entry) -> Iterator[bytes]:
-        """Yield the bytes of one object."""
-        with self._translated():
-            for chunk in self._store.get(entry.key).stream(min_chunk_size=CHUNK_BYTES):
-                yield bytes(chunk)
+    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[memoryview]:
+        """Yield the bytes `[start, stop)`: small objects by our own wire, others by obstore, or carefully."""
+        if careful or UNSPEAKABLE.search(entry.key):
+            return self._read_carefully(entry, start, stop)
+        if self.wire is not None and (start, stop) == (0, entry.size) and entry.size <= SMALL_BYTES:
+            return self._read_small(self.wire, entry)
+        return self._read_fast(entry, start, stop)
 
-    def _list(self) -> list[Any]:
+    def checksum(self, entry: Entry) -> str:
+        """
+        Return what S3 says that the object hashes to.
+
+        Of a small one that has been read, that is what came with its bytes. Else a small one's ETag is trusted to be
+        an MD5 if the first such object's is; who asks twice makes us look.
+        """
+        etag = entry.version
+        if learned := self._learned.pop(entry.key, ""):
+            return learned
+        if entry.size <= SMALL_BYTES and entry.key not in self._asked:
+            self._asked.add(entry.key)
+            if not s3_checksum.MD5.fullmatch(etag):
+                return ""
+            if self._md5 is not None:
+                return f"md5:{etag}" if self._md5 else ""
+        headers = self._head(entry)
+        md5 = s3_checksum.is_md5(headers)
+        if self._md5 is None:
+            self._md5 = md5
+        found = s3_checksum.of_object(headers, etag)
+        if found or not md5:
+            return found
+        if s3_checksum.MD5.fullmatch(etag):
+            return f"md5:{etag}"
+        if s3_checksum.PARTS.fullmatch(etag):
+            return s3_checksum.of_parts(etag, entry.size, self._head(entry, part=1))
+        return ""
+
+    def _below(self) -> Iterator[Entry]:
+        token = ""
+        while True:
+            page = persist(lambda: self.bucket.list(self.prefix, token), patience_s=self.patience_s)  # noqa: B023
+            for listed in page.objects:
+                if listed.key.startswith(self.prefix) and (listed.size or not listed.key.endswith("/")):
+                    yield self._entry(listed.key, listed.size, listed.etag)
+            if not page.token:
+                return
+            if page.token == token:
+                raise TransientError("source-garbled", f"{self.uri}: the list goes round in circles")
+            token = page.token
+
+    def _single(self, *, refused_is_none: bool = False) -> Entry | None:
+        """Return the object that the URI names itself."""
+        if not self.key or self.key.endswith("/"):
+            return None
+        try:
+            headers = persist(lambda: self.bucket.head(self.key), patience_s=self.patience_s)
+        except AccessDeniedError:
+            if refused_is_none:
+                return None
+            raise
+        if headers is None:
+            return None
+        name = self.key.rpartition("/")[2]
+        return Entry(name, int(headers.get("Content-Length", "0")), self.key, unquoted(headers.get("ETag", "")))
+
+    def _entry(self, key: str, size: int, etag: str) -> Entry:
+        if key.endswith("/"):
+            hint = "rename it at the source"
+            raise FatalError("unsafe-name", f"the source has {size:,} bytes under {key!r}, which is no file", hint=hint)
+        return Entry(key[len(self.prefix) :], size, key, etag)
+
+    def _head(self, entry: Entry, *, part: int | None = None) -> Mapping[str, str]:
+        headers = self.bucket.head(entry.key, part=part)
+        if headers is None:
+            raise _changed(entry, "it is no longer there")
+        if part is None:  # some servers answer with the ETag of the part
+            _check_same(entry, headers.get("ETag"))
+        return headers
+
+    def _read_fast(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
         import obstore.exceptions as oe
 
+        options: dict[str, Any] = {} if (start, stop) == (0, entry.size) else {"range": (start, stop)}
+        if strong := _strong(entry):
+            options["if_match"] = strong
+        store = self._store()
         try:
-            return [meta for page in self._store.list(prefix=self.prefix or None) for meta in page]
-        except oe.GenericError:
-            # obstore hides the status of a failed listing in a text; asking for an object tells it by type.
-            self._store.head(self.prefix or "any")
+            result = store.get(entry.key, options=options)
+            _check_same(entry, result.meta["e_tag"], result.meta["size"])
+            for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                yield memoryview(chunk)
+        except (oe.PreconditionError, FileNotFoundError) as error:
+            raise _changed(entry, "its ETag is another, or it is gone") from error
+        except (oe.BaseError, OSError) as error:
+            # obstore hides statuses in texts, which repeat the request: the careful attempt tells what is wrong.
+            reason = type(error).__name__
+            raise TransientError("source-unavailable", f"{entry.key} was not read through ({reason})") from error
+
+    def _read_small(self, wire: Wire, entry: Entry) -> Iterator[memoryview]:
+        """Read a whole object, and keep the checksum that comes with it."""
+        asked = {"x-amz-checksum-mode": "ENABLED"}
+        if strong := _strong(entry):
+            asked["If-Match"] = strong
+        url, headers = self.bucket.signed(entry.key, asked)
+        answer = wire.get(url[len(self.bucket.host) :], headers)
+        try:
+            _check_same(entry, answer.headers.get("etag"), answer.size)
+        except ChangedError:
+            answer.close()
             raise
+        if found := s3_checksum.of_object(answer.headers, entry.version):
+            self._learned[entry.key] = found
+        yield from answer.pieces()
 
-    def _size(self, key: str) -> int | None:
-        """Return an object's size, None when there is none by exactly this name."""
-        with self._translated():
-            try:
-                return int(self._store.head(key)["size"])
-            except FileNotFoundError:
-                return None
+    def _direct(self) -> Wire | None:
+        """Return a wire to the bucket's host; None through a proxy, which only real clients know to use."""
+        if proxy_of(self.bucket.host, self.environ):
+            return None
+        tls = None
+        if self.bucket.host.startswith("https://"):
+            import ssl
 
-    def _single(self) -> list[Entry]:
-        size = self._size(self.prefix) if self.prefix else None
-        return [] if size is None else [Entry(self.prefix.rpartition("/")[2], size, self.prefix)]
+            tls = ssl.create_default_context(cafile=authorities(self.environ))
+        return Wire(self.bucket.host, tls=tls, stall_s=self.stall_s)
 
-    def _relative(self, key: str) -> str:
-        return key[len(self.prefix) :].lstrip("/") if self.prefix else key
+    def _read_carefully(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+        whole = (start, stop) == (0, entry.size)
+        headers = {} if whole else {"Range": f"bytes={start}-{stop - 1}"}
+        if strong := _strong(entry):
+            headers["If-Match"] = strong
+        with self.bucket.open(entry.key, headers) as answer:
+            _check_same(entry, answer.headers.get("ETag"))
+            if not whole:
+                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
+            for piece in answer.pieces():
+                yield memoryview(piece)
 
-    @cached_property
+    def _warm_up(self) -> None:
+        with suppress(AgentError):  # whoever needs it will be told
+            self._store()
+
     def _store(self) -> Any:
+        """Return obstore's client; another one when the credentials or the region have changed."""
+        now = (self.bucket.keeper.get(), self.bucket.region)
+        with self._lock:
+            if self._made is None or self._made[:2] != now:
+                self._made = (*now, self._make_store(now[0]))
+            return self._made[2]
+
+    def _make_store(self, credentials: Credentials | None) -> Any:
         from obstore.store import S3Store
 
-        def value(*names: str) -> str | None:
-            return next((v for n in names if (v := self.environ.get(n, "").strip())), None)
-
-        endpoint = value("ENDPOINT", "AWS_ENDPOINT_URL")
-        settings: dict[str, Any] = {
-            "endpoint": endpoint,
-            "region": value("REGION", "AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1",
-            "access_key_id": value("ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID"),
-            "secret_access_key": value("SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY"),
-            "session_token": value("SESSION_TOKEN", "AWS_SESSION_TOKEN"),
+        client: ClientConfig = {
+            "allow_http": self.bucket.host.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "read_timeout": timedelta(seconds=self.stall_s),
+            "timeout": timedelta(days=7),  # of a whole answer: a slow line is no error, a stall is
         }
-        given = {k: v for k, v in settings.items() if v}
-        http: ClientConfig = {**CLIENT, "allow_http": (endpoint or "").startswith("http://")}
-        return S3Store(self.bucket, client_options=http, retry_config=RETRY, **given)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn obstore's exceptions into ours, by type."""
-        import obstore.exceptions as oe
-
-        where = f"s3://{self.bucket}/{self.prefix}"
-        try:
-            yield
-        except (FileNotFoundError, oe.NotFoundError) as error:
-            hint = "check the bucket in STORAGE_URI, ENDPOINT and REGION"
-            raise FatalError("source-not-found", f"{where} does not exist", hint=hint) from error
-        except (oe.PermissionDeniedError, oe.UnauthenticatedError, PermissionError) as error:
-            hint = "check ACCESS_KEY_ID and SECRET_ACCESS_KEY, and that they may list and read this bucket"
-            raise FatalError("source-refused", f"the server refuses access to {where}", hint=hint) from error
-        except oe.BaseError as error:
-            raise self._transient(where, error) from error
-
-    def _transient(self, where: str, error: Exception) -> AgentError:
-        # The first line is enough; the rest of obstore's text repeats the request with its headers.
-        first = str(error).strip().partition("\n")[0]
-        return RetryError(
-            "source-unavailable",
-            f"{where} cannot be read: {first}",
-            hint="check ENDPOINT, and that this pod may reach it (NetworkPolicy, proxy)",
+        if bundle := authorities(self.environ):
+            client["root_certificate"] = bundle.read_bytes()
+        # Keys go in by this door alone: obstore would pair those given otherwise with AWS_SESSION_TOKEN of the process.
+        signing: dict[str, Any] = {"skip_signature": True}
+        if credentials is not None:
+            keys = {
+                "access_key_id": credentials.access_key,
+                "secret_access_key": credentials.secret_key,
+                "token": credentials.token or None,
+                "expires_at": None,
+            }
+            signing = {"skip_signature": False, "credential_provider": lambda: keys}
+        return S3Store(
+            self.bucket.name,
+            endpoint=self.bucket.host,
+            region=self.bucket.region,
+            virtual_hosted_style_request=self.bucket.virtual,
+            client_options=client,
+            # Attempts are counted in one place, which is not here.
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},
+            **signing,
         )
+
+
+def _strong(entry: Entry) -> str:
+    """Return the ETag for If-Match, which never matches a weak one."""
+    return f'"{entry.version}"' if entry.version and not entry.version.startswith("W/") else ""
+
+
+def _check_same(entry: Entry, etag: str | None, size: int | None = None) -> None:
+    """Raise `ChangedError` for an answer that is about something else than was listed, whatever If-Match did."""
+    now = unquoted(etag or "").removeprefix("W/")
+    if now and entry.version and now != entry.version.removeprefix("W/"):
+        raise _changed(entry, f"its ETag is {now}, and {entry.version} was listed")
+    if size is not None and size != entry.size:
+        raise _changed(entry, f"it has {size:,} bytes, and {entry.size:,} were listed")
+
+
+def _check_range(entry: Entry, status: int, content_range: str, start: int, stop: int) -> None:
+    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", content_range.strip())
+    if status != 206:
+        raise NoRangesError("no-ranges", f"{entry.key}: the server answers a range with {status}")
+    if not found or (int(found[1]), int(found[2]) + 1) != (start, stop):
+        asked = f"bytes {start}-{stop - 1}"
+        raise TransientError("source-garbled", f"{entry.key}: asked for {asked}, the server sends {content_range!r}")
+    if found[3] != "*":
+        _check_same(entry, None, int(found[3]))
+
+
+def _changed(entry: Entry, how: str) -> ChangedError:
+    hint = "nobody may write below the prefix while it is fetched; start again when they have finished"
+    return ChangedError("source-changed", f"{entry.key} has changed since it was listed: {how}", hint=hint)

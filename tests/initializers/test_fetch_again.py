@@ -1,0 +1,156 @@
+"""What every source shares, the second time: recognising, updating, resuming."""
+
+import os
+
+import pytest
+from fetching import AT_HAND, BIG, MIB, Faults, bring, sha256, tree
+from memory_source import PIECE, Memory
+
+from trainer_agent.errors import FatalError
+from trainer_agent.host import Host
+from trainer_agent.initializers.fetch import Bounds
+
+# --- the second time
+
+
+def test_a_complete_destination_is_recognised(tmp_path):
+    """Nothing is read again."""
+    files = {f"f{i}": b"x" * i for i in range(50)}
+    bring(Memory(files), tmp_path)
+    again = Memory(files)
+
+    done = bring(again, tmp_path)
+
+    assert (again.reads, done.fetched_files, done.files) == ([], 0, 50)
+
+
+def test_only_what_changed_is_fetched(tmp_path):
+    """Changed and new files come, files that are gone at the source go, files of the user stay."""
+    bring(Memory({"same": b"1", "changed": b"old", "gone/away": b"2"}), tmp_path)
+    (tmp_path / "mine").write_bytes(b"the user's own")
+    later = Memory({"same": b"1", "changed": b"new", "added": b"3"})
+
+    bring(later, tmp_path)
+
+    assert tree(tmp_path) == {"same": b"1", "changed": b"new", "added": b"3", "mine": b"the user's own"}
+    assert sorted(later.served) == ["added", "changed"]
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("damage", [b"xyz", b"ab", b"", None], ids=["other bytes", "shorter", "empty", "missing"])
+def test_a_damaged_file_is_fetched_again(tmp_path, damage):
+    """A file that is no longer as it was left is proved, or fetched."""
+    bring(Memory({"f": b"abc", "g": b"g"}), tmp_path)
+    if damage is None:
+        (tmp_path / "f").unlink()
+    else:
+        (tmp_path / "f").write_bytes(damage)
+    again = Memory({"f": b"abc", "g": b"g"})
+
+    bring(again, tmp_path)
+
+    assert (tree(tmp_path), list(again.served)) == ({"f": b"abc", "g": b"g"}, ["f"])
+
+
+def test_a_copied_destination_is_proved_instead_of_fetched(tmp_path):
+    """Another modification time, the same bytes."""
+    bring(Memory({"f": b"abc"}), tmp_path)
+    os.utime(tmp_path / "f", (1, 1))
+    again = Memory({"f": b"abc"})
+
+    bring(again, tmp_path)
+
+    assert again.reads == []
+
+
+def test_full_verification_finds_rot(tmp_path):
+    """Bytes that changed under the same size and time are found by hash, and only when asked."""
+    bring(Memory({"f": b"abc", "g": b"g"}), tmp_path)
+    stat = (tmp_path / "f").stat()
+    (tmp_path / "f").write_bytes(b"abX")
+    os.utime(tmp_path / "f", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    bring(Memory({"f": b"abc", "g": b"g"}), tmp_path)
+    assert tree(tmp_path)["f"] == b"abX"
+    again = Memory({"f": b"abc", "g": b"g"})
+    bring(again, tmp_path, verify="full")
+
+    assert (tree(tmp_path), list(again.served)) == ({"f": b"abc", "g": b"g"}, ["f"])
+
+
+def test_another_source_in_the_same_place(tmp_path):
+    """The tree becomes that of the new source."""
+    bring(Memory({"a": b"1", "b": b"2"}, uri="memory://one"), tmp_path)
+
+    bring(Memory({"b": b"2", "c": b"3"}, uri="memory://two"), tmp_path)
+
+    assert tree(tmp_path) == {"b": b"2", "c": b"3"}
+
+
+# --- resuming
+
+
+@pytest.mark.parametrize("hashed", [None, sha256], ids=["crc64nvme", "sha256"])
+def test_an_interrupted_fetch_goes_on(tmp_path, hashed):
+    """Ranges and files that were whole are not fetched again, and what was wrong before is found."""
+    files = {"big": BIG, "small": b"s" * 1000}
+    known = {p: hashed(b) for p, b in files.items()} if hashed else {}
+    at = 128 * MIB + 2 * PIECE  # in the last range of either size
+    first = Memory(files, checksums=known, hook=Faults(("big", at, FatalError("stop", "stop"))))
+    with pytest.raises(FatalError):
+        bring(first, tmp_path, bounds=Bounds(streams=1, timeout_s=60))
+    second = Memory(files, checksums=known)
+
+    bring(second, tmp_path)
+
+    assert tree(tmp_path) == files
+    assert second.served["big"] <= len(BIG) - 128 * MIB + AT_HAND
+
+
+def test_resumed_bytes_are_proved_too(tmp_path):
+    """Rot in a part is noticed by the checksum, and everything comes again."""
+    at = 128 * MIB + 2 * PIECE
+    first = Memory({"big": BIG}, checksums={"big": sha256(BIG)}, hook=Faults(("big", at, FatalError("stop", "stop"))))
+    with pytest.raises(FatalError):
+        bring(first, tmp_path, bounds=Bounds(streams=1, timeout_s=60))
+    [part] = (tmp_path / ".trainer-agent" / "parts").iterdir()
+    with part.open("r+b") as file:
+        file.write(b"rot")
+    second = Memory({"big": BIG}, checksums={"big": sha256(BIG)})
+
+    bring(second, tmp_path)
+
+    assert tree(tmp_path) == {"big": BIG}
+
+
+def test_what_another_kernel_left_counts_only_with_a_proof(tmp_path):
+    """A node that crashed may have lost bytes that it had noted."""
+    at = 128 * MIB
+    for known, expected in (({}, 2 * len(BIG) - 128 * MIB), ({"big": sha256(BIG)}, len(BIG) - 128 * MIB)):
+        place = tmp_path / str(len(known))
+        first = Memory({"big": BIG}, checksums=known, hook=Faults(("big", at, FatalError("stop", "stop"))))
+        with pytest.raises(FatalError):
+            bring(first, place, bounds=Bounds(streams=1, timeout_s=60))
+        journal = place / ".trainer-agent" / "journal"
+        boot = Host().read("/proc/sys/kernel/random/boot_id").strip()
+        journal.write_text(journal.read_text().replace(boot, "another-kernel"))
+        second = Memory({"big": BIG}, checksums=known)
+
+        bring(second, place)
+
+        assert tree(place) == {"big": BIG}
+        assert expected <= second.served["big"] <= expected + 2 * AT_HAND
+
+
+def test_files_that_were_whole_are_only_put_in_place(tmp_path):
+    """An attempt that ended after the last byte is finished without the source's bytes."""
+    files = {f"f{i}": b"x" * (i + 1) for i in range(20)}
+    first = Memory({**files, "last": b"l"}, hook=Faults(("last", 0, FatalError("stop", "stop"))))
+    with pytest.raises(FatalError):
+        bring(first, tmp_path, bounds=Bounds(streams=1, timeout_s=60))
+    second = Memory({**files, "last": b"l"})
+
+    bring(second, tmp_path)
+
+    assert tree(tmp_path) == {**files, "last": b"l"}
+    assert set(second.served) <= {"last"} | {p for p, b in files.items() if not first.served[p]}

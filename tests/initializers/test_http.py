@@ -1,0 +1,525 @@
+"""Every answer of a server can be told from every other, and from none."""
+
+import email.utils
+import select
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from trainer_agent.errors import FatalError
+from trainer_agent.initializers import TransientError
+from trainer_agent.initializers.http import (
+    CHUNK_BYTES,
+    HttpClient,
+    authorities,
+    proxy_of,
+    raise_transient,
+    retry_after,
+    shown,
+)
+
+BODY = bytes(range(256)) * 4096  # 1 MiB
+ADDRESS_HINT = "check the address, and that this pod may reach it (NetworkPolicy, proxy)"
+BUNDLE_HINT = "check that the certificate is mounted in this container"
+
+
+class Server(ThreadingHTTPServer):
+    """Counts connections, and notes what was asked: its handlers end with it."""
+
+    daemon_threads = True
+
+    def __init__(self, handler):
+        super().__init__(("127.0.0.1", 0), handler)
+        self.connections = 0
+        self.asked = []
+        self.ending = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def process_request(self, request, client_address):
+        self.connections += 1
+        super().process_request(request, client_address)
+
+    def handle_error(self, request, client_address):
+        """Clients of these tests leave in the middle."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body=b"", *, length=None, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Origin(Handler):
+    def do_HEAD(self):
+        self.answer(200, length=len(BODY))
+
+    def do_POST(self):
+        self.answer(200, self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_GET(self):
+        self.server.asked.append((self.path, self.headers.get("X-Own", "")))
+        getattr(self, self.path.partition("?")[0].strip("/").replace("-", "_"))()
+
+    def whole(self):
+        self.answer(200, BODY)
+
+    def empty(self):
+        self.answer(200)
+
+    def moved(self):
+        self.answer(302, Location="/whole")
+
+    def busy(self):
+        self.answer(503, b"<Error>SlowDown</Error>", Retry_After="7")
+
+    def absent(self):
+        self.answer(404, b"x" * 100_000)
+
+    def zipped(self):
+        self.answer(200, b"not gzip at all", Content_Encoding="gzip")
+
+    def cut(self):
+        self.answer(200, BODY[:1000], length=2000)
+        self.close_connection = True
+
+    def stalled(self):
+        self.answer(200, BODY[:CHUNK_BYTES], length=len(BODY))
+        self.wfile.flush()
+        self.server.ending.wait(30)
+
+    def silent(self):
+        self.server.ending.wait(30)
+
+    def nonsense(self):
+        self.wfile.write(b"this is no HTTP\r\n\r\n")
+        self.close_connection = True
+
+    def chunked(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for at in range(0, len(BODY), 65536):
+            self.wfile.write(b"10000\r\n" + BODY[at : at + 65536] + b"\r\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class Proxy(Handler):
+    """Forwards nothing but tunnels; says what it was asked."""
+
+    def note(self):
+        self.server.asked.append((self.command, self.path, self.headers.get("Proxy-Authorization", "")))
+
+    def do_GET(self):
+        self.note()
+        self.answer(200, b"from the proxy")
+
+    def do_CONNECT(self):
+        self.note()
+        host, _, port = self.path.partition(":")
+        with socket.create_connection((host, int(port))) as upstream:
+            self.send_response(200)
+            self.end_headers()
+            ends = {self.connection: upstream, upstream: self.connection}
+            while not self.server.ending.is_set():
+                for end in select.select(list(ends), [], [], 0.02)[0]:
+                    data = end.recv(65536)
+                    if not data:
+                        self.close_connection = True
+                        return
+                    ends[end].sendall(data)
+
+
+@contextmanager
+def served(handler, *, certificate=None):
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(handler))
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.url = server.url.replace("http:", "https:")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        stack.callback(server.ending.set)
+        yield server
+
+
+@pytest.fixture
+def origin():
+    with served(Origin) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy():
+    with served(Proxy) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Return a file with a key and the certificate that it signs itself."""
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run(
+        ["openssl", "req", "-x509", *kind, *subject, "-keyout", file, "-out", file.with_suffix(".crt")],
+        check=True,
+        capture_output=True,
+    )
+    file.write_text(file.read_text() + file.with_suffix(".crt").read_text())
+    return file
+
+
+@pytest.fixture
+def secure(certificate):
+    with served(Origin, certificate=certificate) as server:
+        yield server
+
+
+@pytest.fixture
+def client():
+    return HttpClient({}, stall_s=0.2)
+
+
+def failure(function, *args):
+    """Return type, code, message and hint of the error."""
+    with pytest.raises((TransientError, FatalError)) as caught:
+        function(*args)
+    return type(caught.value), caught.value.code, caught.value.message, caught.value.hint
+
+
+def unavailable(url, reason):
+    return TransientError, "source-unavailable", f"{url} does not answer ({reason})", ADDRESS_HINT
+
+
+def read(client, url):
+    with client.stream(url) as stream:
+        return b"".join(stream.pieces())
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "path,status,data",
+    [
+        ("whole", 200, BODY),
+        ("chunked", 200, BODY),
+        ("empty", 200, b""),
+        ("moved", 302, b""),
+        ("busy", 503, b"<Error>SlowDown</Error>"),
+        ("absent", 404, b"x" * 100_000),
+        ("zipped", 200, b"not gzip at all"),
+    ],
+)
+def test_an_answer_is_returned_as_it_came(client, origin, path, status, data):
+    """Whatever its status: nothing is redirected, repeated or unpacked here."""
+    answer = client.request("GET", f"{origin.url}/{path}", headers={"X-Own": "mine"})
+
+    assert (status, data) == (answer.status, answer.data)
+    assert [(f"/{path}", "mine")] == origin.asked
+
+
+def test_headers_are_found_in_any_case(client, origin):
+    answer = client.request("GET", f"{origin.url}/busy")
+
+    assert "7" == answer.headers["retry-after"] == answer.headers["Retry-After"]
+
+
+def test_other_methods(client, origin):
+    head = client.request("HEAD", f"{origin.url}/whole")
+    post = client.request("POST", f"{origin.url}/echo", body=b"sent")
+
+    assert (200, str(len(BODY)), b"") == (head.status, head.headers["Content-Length"], head.data)
+    assert (200, b"sent") == (post.status, post.data)
+
+
+@pytest.mark.parametrize("path", ["whole", "chunked"])
+def test_a_stream_comes_in_pieces(client, origin, path):
+    with client.stream(f"{origin.url}/{path}", headers={"X-Own": "mine"}) as stream:
+        pieces = list(stream.pieces())
+
+    assert 200 == stream.status
+    assert BODY == b"".join(pieces)
+    assert len(pieces) >= 4
+    assert [(f"/{path}", "mine")] == origin.asked
+
+
+def test_of_an_error_only_the_beginning_is_read(client, origin):
+    with client.stream(f"{origin.url}/absent") as stream:
+        assert (404, b"x" * 65536) == (stream.status, stream.error_body())
+
+
+def test_connections_are_used_again(client, origin):
+    """After whole bodies, of any form and length."""
+    for path in ("whole", "chunked", "empty", "moved", "busy"):
+        client.request("GET", f"{origin.url}/{path}")
+    client.request("HEAD", f"{origin.url}/whole")
+    for path in ("whole", "chunked", "empty"):
+        read(client, f"{origin.url}/{path}")
+    with client.stream(f"{origin.url}/empty") as stream:
+        assert 200 == stream.status  # there is no body to read
+    client.request("GET", f"{origin.url}/empty")
+
+    assert 1 == origin.connections
+
+
+@pytest.mark.parametrize("path", ["whole", "chunked", "stalled"])
+def test_a_body_left_unread_closes_its_connection(client, origin, path):
+    """It may be long; nobody waits for its end."""
+    with client.stream(f"{origin.url}/{path}") as stream:
+        next(stream.pieces())
+    client.request("GET", f"{origin.url}/empty")
+
+    assert 2 == origin.connections
+
+
+def test_threads_have_connections_of_their_own(client, origin):
+    together = threading.Barrier(4)
+    bodies = []
+
+    def work():
+        with client.stream(f"{origin.url}/whole") as stream:
+            together.wait()
+            bodies.append(b"".join(stream.pieces()))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [BODY] * 4 == bodies
+    assert 4 == origin.connections
+
+
+@pytest.mark.parametrize("path,reason", [("cut", "Protocol"), ("stalled", "ReadTimeout")])
+def test_a_body_that_ends_early_or_stalls_may_pass(client, origin, path, reason):
+    url = f"{origin.url}/{path}"
+
+    assert unavailable(url, reason) == failure(read, client, url)
+    assert unavailable(url, reason) == failure(client.request, "GET", url)
+
+
+def test_what_came_before_the_cut_is_kept(client, origin):
+    pieces = []
+    with client.stream(f"{origin.url}/cut") as stream, pytest.raises(TransientError):
+        pieces.extend(stream.pieces())
+
+    assert BODY[:1000] == b"".join(pieces)
+
+
+@pytest.mark.parametrize("path,reason", [("silent", "ReadTimeout"), ("nonsense", "Protocol")])
+def test_no_answer_may_pass(client, origin, path, reason):
+    url = f"{origin.url}/{path}"
+    began = time.monotonic()
+
+    assert unavailable(url, reason) == failure(client.request, "GET", f"{url}?X-Amz-Signature=secret")
+    assert time.monotonic() - began < 10 * client.stall_s
+
+
+def test_nobody_there_may_pass(client):
+    refused, unknown = f"http://127.0.0.1:{free_port()}/x", "http://nowhere.invalid/x"
+
+    assert unavailable(refused, "NewConnection") == failure(client.request, "GET", refused)
+    assert unavailable(unknown, "NameResolution") == failure(client.request, "GET", unknown)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "http:///x", "http://host:port/x", "http://[::1/x", "nonsense", "ftp://h/x"]
+)
+def test_what_is_no_address_is_refused(client, url):
+    wanted = FatalError, "endpoint-invalid", f"{url!r} is no address", "write it as https://host:port"
+
+    assert wanted == failure(client.request, "GET", url)
+
+
+def test_an_unknown_authority_is_refused(client, secure):
+    hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
+    message = f"{secure.url}/whole has no trusted certificate"
+
+    assert (FatalError, "certificate-refused", message, hint) == failure(client.request, "GET", f"{secure.url}/whole")
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_an_authority_may_be_given(secure, certificate, variable):
+    client = HttpClient({variable: str(certificate.with_suffix(".crt"))})
+
+    assert BODY == client.request("GET", f"{secure.url}/whole").data
+
+
+def test_a_server_without_tls_is_no_matter_of_certificates(client, origin):
+    """It may be a proxy that is not ready."""
+    url = origin.url.replace("http:", "https:")
+
+    assert unavailable(url, "SSL") == failure(client.request, "GET", url)
+
+
+def test_the_bundle_of_aws_comes_first(certificate, tmp_path):
+    environ = {"AWS_CA_BUNDLE": str(certificate.with_suffix(".crt")), "SSL_CERT_FILE": str(tmp_path / "other")}
+
+    assert certificate.with_suffix(".crt") == authorities(environ)
+    assert authorities({"AWS_CA_BUNDLE": "", "SSL_CERT_FILE": ""}) is None
+
+
+def test_a_bundle_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "text").write_text("no certificate")
+
+    def refused(variable, name, reason):
+        message = f"{variable}={tmp_path / name} cannot be read: {reason}"
+        wanted = FatalError, "bundle-unreadable", message, BUNDLE_HINT
+        return wanted == failure(HttpClient({variable: str(tmp_path / name)}).request, "GET", "https://127.0.0.1:1/")
+
+    assert refused("AWS_CA_BUNDLE", "absent", "No such file or directory")
+    assert refused("SSL_CERT_FILE", "text", "it holds no certificate")
+
+
+def test_plain_http_goes_through_its_proxy(origin, proxy):
+    client = HttpClient({"HTTP_PROXY": proxy.url})
+
+    assert b"from the proxy" == client.request("GET", f"{origin.url}/whole").data
+    assert [("GET", f"{origin.url}/whole", "")] == proxy.asked
+
+
+def test_https_goes_through_a_tunnel(secure, certificate, proxy):
+    """The proxy sees neither path nor headers; the certificate is the server's."""
+    environ = {"https_proxy": proxy.url, "AWS_CA_BUNDLE": str(certificate.with_suffix(".crt"))}
+
+    assert BODY == HttpClient(environ).request("GET", f"{secure.url}/whole").data
+    assert [("CONNECT", secure.url.removeprefix("https://"), "")] == proxy.asked
+    code = failure(HttpClient({"https_proxy": proxy.url}).request, "GET", f"{secure.url}/whole")[1]
+    assert "certificate-refused" == code
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_may_want_a_password(origin, secure, certificate, proxy, scheme):
+    """Which may hold characters that a URL wants escaped."""
+    with_user = proxy.url.replace("//", "//user:p%40ss@")
+    environ = {f"{scheme}_proxy": with_user, "AWS_CA_BUNDLE": str(certificate.with_suffix(".crt"))}
+    HttpClient(environ).request("GET", f"{(origin if scheme == 'http' else secure).url}/whole")
+
+    assert ["Basic dXNlcjpwQHNz"] == [authorization for _, _, authorization in proxy.asked]
+
+
+def test_what_no_proxy_names_is_asked_directly(origin, proxy):
+    client = HttpClient({"HTTP_PROXY": proxy.url, "NO_PROXY": "example.com,127.0.0.1"})
+
+    assert BODY == client.request("GET", f"{origin.url}/whole").data
+    assert [] == proxy.asked
+
+
+def test_a_proxy_that_is_not_there_may_pass(client, origin):
+    url = f"{origin.url}/whole"
+    environ = {"HTTP_PROXY": f"http://user:password@127.0.0.1:{free_port()}"}
+
+    assert unavailable(url, "Proxy") == failure(HttpClient(environ).request, "GET", url)
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:password@127.0.0.1:1", "http://user:password@127.0.0.1:port"])
+def test_a_proxy_that_nobody_can_use_is_refused(proxy):
+    message = f"the proxy {proxy.replace('user:password@', '')!r} is none that can be used"
+    hint = "write it as http://host:port in HTTPS_PROXY or HTTP_PROXY"
+    client = HttpClient({"HTTP_PROXY": proxy})
+
+    assert (FatalError, "proxy-invalid", message, hint) == failure(client.request, "GET", "http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize(
+    "environ,proxy",
+    [
+        ({}, ""),
+        ({"HTTP_PROXY": "http://p:1"}, ""),
+        ({"HTTPS_PROXY": "http://p:1"}, "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1", "https_proxy": "http://small:1"}, "http://small:1"),
+        ({"HTTPS_PROXY": "p:1"}, "http://p:1"),
+        ({"HTTPS_PROXY": ""}, ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, ""),
+        ({"HTTPS_PROXY": "http://p:1", "no_proxy": ".example.com"}, ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "s3.example.com:9000"}, ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "other.com, ple.com"}, "http://p:1"),
+    ],
+)
+def test_the_proxy_of_an_address(environ, proxy):
+    assert proxy == proxy_of("https://user@s3.example.com:9000/bucket", environ)
+
+
+def http_date(seconds):
+    return email.utils.formatdate(time.time() + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    "text,seconds",
+    [
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("0", 0.0),
+        ("-3", 0.0),
+        ("1e999", float("inf")),
+        ("nan", 0.0),
+        ("", None),
+        ("soon", None),
+        ("Thu, 99 Foo 2020 00:00:00 GMT", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+    ],
+)
+def test_retry_after(text, seconds):
+    assert seconds == retry_after({"Retry-After": text})
+
+
+def test_retry_after_as_a_date():
+    assert retry_after({"Retry-After": http_date(60)}) == pytest.approx(60, abs=5)
+    assert retry_after({}) is None
+
+
+@pytest.mark.parametrize(
+    "status,headers,detail,expected",
+    [
+        (503, {"Retry-After": "7"}, "SlowDown", ("https://h/x answers 503 (SlowDown)", True, 7.0)),
+        (429, {}, "", ("https://h/x answers 429", True, None)),
+        (500, {}, "", ("https://h/x answers 500", False, None)),
+    ],
+)
+def test_a_status_that_may_pass(status, headers, detail, expected):
+    with pytest.raises(TransientError) as caught:
+        raise_transient("https://user:secret@h/x?X-Amz-Signature=secret", status, headers, detail=detail)
+
+    error = caught.value
+    assert expected == (error.message, error.busy, error.retry_after_s)
+    assert ("source-unavailable", "the server is busy or broken; try again later") == (error.code, error.hint)
+
+
+@pytest.mark.parametrize(
+    "url,text",
+    [
+        ("https://h:1/a/b", "https://h:1/a/b"),
+        ("https://user:password@h/a@b", "https://h/a@b"),
+        ("https://us:er@na:me@h/a", "https://h/a"),
+        ("https://h/a?X-Amz-Signature=s#token", "https://h/a"),
+        ("https://h?X-Amz-Signature=s", "https://h"),
+        ("https://h#user@/x", "https://h"),
+        ("http://[::1", "http://[::1"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_what_is_shown_holds_no_secret(url, text):
+    assert text == shown(url)

@@ -1,0 +1,181 @@
+"""Every accepted name becomes exactly one file below the destination, and no other name is accepted."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trainer_agent.errors import FatalError
+from trainer_agent.initializers import HIDDEN, Entry
+from trainer_agent.initializers.names import check_parents, refuse_unsafe
+
+UNSAFE = "unsafe-name", "rename it at the source, or add it to IGNORE_PATTERNS"
+COLLISION = "name-collision", "rename one at the source, or add it to IGNORE_PATTERNS"
+IN_THE_WAY = "destination-in-the-way", "remove it, or choose another OUTPUT_PATH"
+# Absolute names of tests are of a directory that does not exist: even a broken check must not overwrite anything.
+ABSOLUTE = "/trainer-agent-test/x"
+OUTSIDE = "is no plain path below the destination"
+
+
+def refused(names):
+    """Return code, message and hint, or nothing where all names are accepted."""
+    try:
+        refuse_unsafe(Entry(name, 1, name) for name in names)
+    except FatalError as error:
+        return (error.code, error.hint), error.message
+    return None
+
+
+def in_the_way(destination, *names):
+    try:
+        check_parents(destination, names)
+    except FatalError as error:
+        return (error.code, error.hint), error.message
+    return None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "a/b/c",
+        ".hidden",
+        "a/.hidden",
+        "...",
+        "a..b/..c/d..",
+        " ",
+        "new\nline",
+        "back\\slash",
+        "C:\\x",
+        "~",
+        "-rf",
+        "\u65e5\u672c/\U0001f600",
+        f"a/{HIDDEN}/b",
+        f"{HIDDEN}-not/a",
+        "x" * 255,
+        "\u00fc" * 127,
+        "/".join(["x" * 99] * 38),
+    ],
+)
+def test_plain_names_are_accepted(name):
+    assert refused([name]) is None
+
+
+@pytest.mark.parametrize(
+    "name,why",
+    [
+        ("", OUTSIDE),
+        (".", OUTSIDE),
+        ("..", OUTSIDE),
+        ("/", OUTSIDE),
+        (ABSOLUTE, OUTSIDE),
+        ("../x", OUTSIDE),
+        ("a/../../x", OUTSIDE),
+        ("a/..", OUTSIDE),
+        ("a/./b", OUTSIDE),
+        ("a//b", OUTSIDE),
+        ("a/", OUTSIDE),
+        ("a\0b", "holds a NUL byte"),
+        (HIDDEN, "lies in the directory that is ours"),
+        (f"{HIDDEN}/record.json", "lies in the directory that is ours"),
+        ("not \udcff text", "is no UTF-8"),
+        ("a/" + "x" * 256, "has a component of 256 bytes, and 255 are the most"),
+        ("\u00fc" * 128, "has a component of 256 bytes, and 255 are the most"),
+        ("/".join(["x" * 99] * 38) + "/x", "has 3,801 bytes, and 3,800 are the most"),
+    ],
+)
+def test_other_names_are_refused(name, why):
+    """The message says which, and of long ones the beginning."""
+    shown = name if len(name) <= 200 else name[:200] + "…"
+
+    assert (UNSAFE, f"the source has the name {shown!r}, which {why}") == refused(["fine", name])
+
+
+@pytest.mark.parametrize(
+    "names,message",
+    [
+        (["a", "b", "a"], "the source has 'a' twice"),
+        (["a", "a/b"], "'a' is a file and the directory of others"),
+        (["a/b/c/d", "x", "a/b"], "'a/b' is a file and the directory of others"),
+        (["b/x", "b", "a", "a/x"], "'a' is a file and the directory of others"),
+    ],
+)
+def test_names_that_want_the_same_place_are_refused(names, message):
+    assert (COLLISION, message) == refused(names)
+
+
+def test_names_are_looked_at_once():
+    """A list may be as long as a bucket, and come from a generator."""
+    rows = iter([Entry("a/b", 1, ""), Entry("a/c", 1, ""), Entry("ab", 1, "")])
+
+    refuse_unsafe(rows)
+
+    assert [] == list(rows)
+
+
+@given(names=st.lists(st.one_of(st.text(max_size=12), st.text("a./\\\n\udcff", max_size=6)), max_size=5))
+@example(names=["a/b", "a/../../outside"])
+@example(names=["a", "A", "a ", "\u00e4", "a\u0308"])
+def test_accepted_names_are_exactly_the_files(tmp_path_factory, names):
+    """Whatever is accepted can be written, and nothing appears anywhere else."""
+    root = tmp_path_factory.mktemp("names")
+    destination = root / "destination"
+    destination.mkdir()
+    if refused(names) is not None:
+        return
+    for number, name in enumerate(names):
+        target = destination / name
+        assert target.resolve().is_relative_to(destination)
+        assert target.relative_to(destination).as_posix() == name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(str(number))
+
+    wanted = {f"destination/{name}": str(number) for number, name in enumerate(names)}
+    assert wanted == {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def destination(tmp_path):
+    """Return a destination beside another directory, with something in both."""
+    for name in ("destination/directory/file", "elsewhere/file"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("there before")
+    return tmp_path / "destination"
+
+
+def test_files_and_directories_that_are_there_are_fine(destination):
+    """A file is replaced, and a link to one too, wherever it leads."""
+    (destination / "link").symlink_to(destination.parent / "elsewhere" / "file")
+    (destination / "directory-link").symlink_to(destination.parent / "elsewhere")
+    (destination / "dangling").symlink_to("nowhere")
+    names = ["new", "directory/file", "directory/new/deep", "directory/new/too", "link", "directory-link", "dangling"]
+
+    assert in_the_way(destination, *names) is None
+
+
+@pytest.mark.parametrize("target", ["../elsewhere", "directory", "nowhere"], ids=["outside", "inside", "dangling"])
+@pytest.mark.parametrize("name", ["link/file", "link/deep/file"])
+def test_a_link_on_the_way_is_not_followed(destination, target, name):
+    (destination / "link").symlink_to(target)
+
+    assert (IN_THE_WAY, f"{destination}/link is a link to {target}, which is not followed") == in_the_way(
+        destination, "new", name
+    )
+
+
+def test_a_file_on_the_way_is_refused(destination):
+    message = f"{destination}/directory/file is a file, and the source has a directory of that name"
+
+    assert (IN_THE_WAY, message) == in_the_way(destination, "directory/other", "directory/file/deep")
+
+
+def test_a_directory_in_place_of_a_file_is_refused(destination):
+    message = f"{destination}/directory is a directory, and the source has a file of that name"
+
+    assert (IN_THE_WAY, message) == in_the_way(destination, "directory")
+
+
+def test_the_destination_itself_may_be_a_link(destination):
+    link = destination.parent / "link"
+    link.symlink_to(destination)
+
+    assert in_the_way(link, "directory/file", "new/file") is None

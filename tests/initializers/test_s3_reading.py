@@ -1,0 +1,417 @@
+"""s3:// against a server that does what no real one does on request: the bytes."""
+
+import hashlib
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hostile_s3 import Fault, HostileS3, Thing, crc_header
+
+from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.initializers import ChangedError, Entry, NoRangesError, TransientError
+from trainer_agent.initializers.s3 import S3Source
+
+BODY = bytes(range(256)) * 4
+BIG = (8 << 20) + 5
+
+
+@pytest.fixture
+def server():
+    """Return a server with one object of 1 KiB at `d/f`."""
+    with HostileS3({"d/f": BODY}) as running:
+        yield running
+
+
+def opened(server, rest="bucket/d", **environ):
+    """Return a source and its entries."""
+    source = S3Source(rest, {**server.environ, **environ}, patience_s=0.0)
+    return source, list(source.entries())
+
+
+def read(server, start=0, stop=1024, *, careful, **environ):
+    """Read a range of the first entry."""
+    source, (entry, *_) = opened(server, **environ)
+    return b"".join(map(bytes, source.read(entry, start, stop, careful=careful)))
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_whole_file_is_asked_for_without_a_range(server, careful):
+    """A server that knows no ranges can serve it too; If-Match pins the version."""
+    assert read(server, careful=careful) == BODY
+    assert server.requests()[-1] == ("/bucket/d/f", None)
+    assert server.seen[-1].headers["if-match"] == f'"{hashlib.md5(BODY).hexdigest()}"'
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_range_is_asked_for_as_one(server, careful):
+    """With both ends."""
+    assert read(server, 10, 20, careful=careful) == BODY[10:20]
+    assert server.requests()[-1] == ("/bucket/d/f", "bytes=10-19")
+
+
+@pytest.mark.parametrize(
+    "key", ["a//b", "/lead", "a/./b", "a/../../b", "..", "new\nline\x01", "end\udcff", "a b+%2F", "\u65e5\u672c", "x."]
+)
+@pytest.mark.parametrize("careful", [False, True])
+def test_any_key_can_be_read(key, careful):
+    """Also those that obstore cannot express; the path below the prefix is exactly the key's."""
+    with HostileS3({f"d/{key}": key.encode("utf-8", "surrogateescape"), "d/other": b""}) as server:
+        source, entries = opened(server)
+        (entry,) = [e for e in entries if e.path != "other"]
+
+        assert entry.path == key
+        body = b"".join(map(bytes, source.read(entry, 0, entry.size, careful=careful)))
+        assert body == key.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("if_match", [False, True])
+@pytest.mark.parametrize("span", [(0, 1024), (0, 100)])
+def test_a_file_that_changed_is_noticed(server, careful, if_match, span):
+    """By the server, or by its ETag where the server ignores If-Match."""
+    source, (entry,) = opened(server)
+    server.objects["d/f"] = Thing(BODY[::-1])
+    server.if_match = if_match
+
+    # The quick way of small objects only says that something is wrong; the careful attempt after it says what.
+    quick = span == (0, 1024) and if_match and not careful
+    with pytest.raises(TransientError if quick else ChangedError) as caught:
+        list(source.read(entry, *span, careful=careful))
+
+    assert caught.value.code == ("source-unavailable" if quick else "source-changed")
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_file_of_another_size_is_noticed(server, careful):
+    """Where no ETag tells, the size in Content-Range does."""
+    source, _ = opened(server)
+
+    with pytest.raises(ChangedError, match="it has 1,024 bytes, and 2,048 were listed"):
+        list(source.read(Entry("f", 2048, "d/f"), 0, 100, careful=careful))
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_file_that_is_gone_has_changed(server, careful):
+    """It was listed."""
+    source, (entry,) = opened(server)
+    del server.objects["d/f"]
+
+    with pytest.raises(ChangedError):
+        list(source.read(entry, 0, 10, careful=careful))
+
+
+def test_a_range_beyond_the_end_means_a_change(server):
+    """416: it has become shorter."""
+    source, _ = opened(server)
+
+    with pytest.raises(ChangedError, match="answer 416"):
+        list(source.read(Entry("f", 9999, "d/f"), 5000, 6000, careful=True))
+
+
+def test_ranges_that_are_ignored_are_told_apart(server):
+    """200 to a range; the whole file is then asked for without one."""
+    server.ranges = False
+
+    with pytest.raises(NoRangesError):
+        read(server, 10, 20, careful=True)
+    assert read(server, careful=True) == BODY
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_cut_body_is_worth_a_retry(server, careful):
+    """What came before has been passed on."""
+    source, (entry,) = opened(server)
+    server.faults["d/f"] = [Fault(cut=100)]
+    pieces = source.read(entry, 0, entry.size, careful=careful)
+
+    with pytest.raises(TransientError) as caught:
+        b"".join(pieces)
+
+    assert caught.value.code == "source-unavailable"
+    assert "not-for-logs" not in repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("fault", [Fault(503, "SlowDown"), Fault(403, "AccessDenied"), Fault(400, "ExpiredToken")])
+def test_a_first_attempt_that_fails_is_worth_a_careful_one(server, fault):
+    """obstore cannot say what is wrong, so nothing is decided by it."""
+    source, (entry,) = opened(server)
+    server.faults["d/f"] = [fault]
+
+    with pytest.raises(TransientError, match="was not read through"):
+        list(source.read(entry, 0, 10, careful=False))
+    assert len(server.requests()) == 2, "one list, one attempt: retries are the frame's"
+
+
+def test_a_busy_server_says_how_long(server):
+    """503 SlowDown with Retry-After."""
+    server.faults["d/f"] = [Fault(503, "SlowDown", headers={"Retry-After": "7"})]
+
+    with pytest.raises(TransientError) as caught:
+        read(server, careful=True)
+
+    assert (caught.value.busy, caught.value.retry_after_s) == (True, 7.0)
+    assert caught.value.message == f"{server.endpoint}/bucket/d/f answers 503 (SlowDown)"
+
+
+@pytest.mark.parametrize(
+    "fault,kind,code",
+    [
+        (Fault(403, "AccessDenied", "User u may not"), FatalError, "source-refused"),
+        (Fault(403, "InvalidObjectState"), FatalError, "object-archived"),
+        (Fault(403, "SignatureDoesNotMatch"), FatalError, "source-refused"),
+        (Fault(401), FatalError, "source-refused"),
+        (Fault(400, "KMS.DisabledException"), FatalError, "source-refused"),
+        (Fault(400, "ExpiredToken"), FatalError, "credentials-expired"),
+        (Fault(400, "RequestTimeout"), TransientError, "source-unavailable"),
+        (Fault(500, body=b"<html>oops"), TransientError, "source-unavailable"),
+        (Fault(404, "NoSuchBucket"), FatalError, "source-not-found"),
+    ],
+    ids=lambda value: getattr(value, "code", None) or getattr(value, "__name__", None),
+)
+def test_what_a_careful_attempt_tells(server, fault, kind, code):
+    """What may pass is transient, what will not is fatal, and no secret is shown."""
+    server.faults["d/f"] = [fault]
+
+    with pytest.raises(kind) as caught:
+        read(server, careful=True)
+
+    assert caught.value.code == code
+    assert "d/f" in caught.value.message or code == "credentials-expired"
+    assert "not-for-logs" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_server_s_reason_is_shown_without_keys(server):
+    """Amazon's says which user may not do what; some servers repeat the keys."""
+    server.faults["d/f"] = [Fault(403, "AccessDenied", "AKIDTEST with not-for-logs may not read")]
+
+    with pytest.raises(FatalError) as caught:
+        read(server, careful=True)
+
+    assert (
+        caught.value.message == f"{server.endpoint} refuses s3://bucket/d/f: AccessDenied (*** with *** may not read)"
+    )
+    assert caught.value.hint == "let ACCESS_KEY_ID and SECRET_ACCESS_KEY do s3:ListBucket and s3:GetObject here"
+
+
+def test_a_list_s_refusal_is_told_when_the_object_is_refused_too(server):
+    """The list's answer has a text, a HEAD's has none."""
+    server.faults = {"list": [Fault(403, "AccessDenied", "may not list")], "d": [Fault(403)]}
+
+    with pytest.raises(FatalError, match="may not list"):
+        opened(server)
+
+
+def test_an_object_that_is_refused_is_not_an_empty_list(server):
+    """Nothing below the prefix, and the object of this name may not be read."""
+    server.faults = {"x": [Fault(403)]}
+
+    with pytest.raises(FatalError, match="refuses s3://bucket/x: 403"):
+        opened(server, "bucket/x")
+
+
+@pytest.mark.parametrize(
+    "date,off", [("Thu, 01 Jan 2026 00:00:00 GMT", r"\+[0-9,]{9,} s"), ("noon", "more than 15 minutes")]
+)
+def test_a_clock_that_is_off(server, date, off):
+    """By how much, as the server's date tells; this node is unfit, and trying again here would not help."""
+    server.faults["d/f"] = [Fault(403, "RequestTimeTooSkewed", headers={"Date": date})]
+
+    with pytest.raises(RetryError, match=rf"this node's clock is off by {off}") as caught:
+        read(server, careful=True)
+
+    assert not isinstance(caught.value, TransientError)
+
+
+def test_a_range_of_unknown_size(server):
+    """`*` is allowed."""
+    server.faults["d/f"] = [Fault(206, body=BODY[10:20], headers={"Content-Range": "bytes 10-19/*"})]
+
+    assert read(server, 10, 20, careful=True) == BODY[10:20]
+
+
+def test_a_range_that_was_not_asked_for(server):
+    """206, with other bytes."""
+    server.faults["d/f"] = [Fault(206, body=BODY[:10], headers={"Content-Range": "bytes 0-9/1024"})]
+
+    with pytest.raises(TransientError, match="asked for bytes 10-19, the server sends 'bytes 0-9/1024'"):
+        read(server, 10, 20, careful=True)
+
+
+def test_nobody_is_told_to_become_somebody(server):
+    """Without credentials nothing is signed, and a refusal says so."""
+    server.environ = {"ENDPOINT": server.endpoint}
+    server.faults["list"] = [Fault(403, "AccessDenied")]
+    server.faults["d"] = [Fault(403)]
+
+    with pytest.raises(FatalError) as caught:
+        opened(server)
+
+    assert {seen.access_key for seen in server.seen} == {""}
+    assert caught.value.hint == "no credentials were found: give ACCESS_KEY_ID and SECRET_ACCESS_KEY, or a role"
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_nobody_reads_what_is_public(server, careful):
+    """Neither way signs."""
+    server.environ["AWS_NO_SIGN_REQUEST"] = "true"
+
+    assert read(server, careful=careful) == BODY
+    assert {seen.access_key for seen in server.seen} == {""}
+
+
+def test_an_object_that_may_be_read_but_not_listed(server):
+    """Common for public objects: HEAD finds it."""
+    server.faults["list"] = [Fault(403, "AccessDenied")]
+    _, entries = opened(server, "bucket/d/f")
+
+    assert [(e.path, e.size, e.version) for e in entries] == [("f", 1024, hashlib.md5(BODY).hexdigest())]
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_keys_of_the_process_are_never_mixed_in(server, monkeypatch, careful):
+    """obstore reads AWS_… of the process by itself, and would add its session token to our keys."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+
+    assert read(server, careful=careful) == BODY
+    assert server.seen[-1].access_key == "AKIDTEST"
+    assert "x-amz-security-token" not in server.seen[-1].headers
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_body_stays_as_it_is_stored(server, careful):
+    """An object that was uploaded compressed is not unpacked."""
+    server.objects["d/f"] = Thing(BODY, headers={"Content-Encoding": "gzip"})
+
+    assert read(server, careful=careful) == BODY
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_virtual_hosts(server, monkeypatch, careful):
+    """The bucket is part of the host's name; the server stands in for the world's name servers as a proxy."""
+    monkeypatch.setenv("HTTP_PROXY", server.endpoint)
+    environ = {
+        "ENDPOINT": "http://s3.example.test",
+        "AWS_S3_ADDRESSING_STYLE": "virtual",
+        "HTTP_PROXY": server.endpoint,
+    }
+
+    assert read(server, 5, 9, careful=careful, **environ) == BODY[5:9]
+    assert {seen.headers["host"] for seen in server.seen} == {"bucket.s3.example.test"}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """Return a file with a certificate and key for loopback that no authority has signed."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
+    today = datetime.now(UTC)
+    loopback = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - timedelta(days=1))
+        .not_valid_after(today + timedelta(days=1))
+        .add_extension(loopback, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    file.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, *form)
+    )
+    return str(file)
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
+@pytest.mark.parametrize("careful", [False, True])
+def test_an_authority_of_one_s_own(authority, variable, careful):
+    """Clusters have their own; both ways trust it once it is named, and nothing before."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority)
+    with HostileS3({"d/f": BODY}, tls=context) as server:
+        assert read(server, careful=careful, **{variable: authority}) == BODY
+        with pytest.raises(FatalError) as caught:
+            opened(server)
+
+    assert caught.value.code == "certificate-refused"
+
+
+def test_an_authority_that_is_not_there():
+    """Said at once, and only where it is needed."""
+    environ = {"AWS_CA_BUNDLE": "/no/such.pem"}
+    S3Source("bucket", {**environ, "ENDPOINT": "http://127.0.0.1:9"})
+    with pytest.raises(FatalError, match=r"AWS_CA_BUNDLE=/no/such\.pem cannot be read"):
+        S3Source("bucket", environ)
+
+
+def test_a_checksum_of_a_large_file_comes_from_its_headers():
+    """One HEAD; the server must be asked to tell."""
+    crc = crc_header("crc64nvme", bytes(range(8)))
+    with HostileS3({"big": Thing(b"x", headers={"Content-Length": str(BIG), **crc}, size=BIG)}) as server:
+        source, (entry,) = opened(server, "bucket")
+
+        assert source.checksum(entry) == "crc64nvme:0001020304050607"
+        assert server.seen[-1].headers["x-amz-checksum-mode"] == "ENABLED"
+
+
+def test_parts_are_measured_when_nothing_better_is_known():
+    """A multipart ETag means something with the size of the parts."""
+    body = bytes(BIG)
+    with HostileS3({"big": Thing(body, etag=f"{'a' * 32}-2", parts=5 << 20)}) as server:
+        source, (entry,) = opened(server, "bucket")
+
+        assert source.checksum(entry) == f"md5-parts:5242880:{'a' * 32}-2"
+
+
+@pytest.mark.parametrize("etag", [f"{'a' * 32}-2", "opaque"])
+def test_an_etag_that_means_nothing_is_no_checksum(etag):
+    """No parts, or no MD5."""
+    with HostileS3({"big": Thing(bytes(BIG), etag=etag), "small": Thing(b"", etag=etag)}) as server:
+        source, entries = opened(server, "bucket")
+
+        assert [source.checksum(e) for e in entries] == ["", ""]
+
+
+def test_small_files_cost_one_question_together():
+    """2,000 of them must not cost 2,000 HEADs."""
+    with HostileS3({f"{i}": f"{i}".encode() for i in range(50)}) as server:
+        source, entries = opened(server, "bucket")
+
+        assert [source.checksum(e) for e in entries] == [
+            f"md5:{hashlib.md5(e.key.encode()).hexdigest()}" for e in entries
+        ]
+        assert len(server.requests("HEAD")) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-amz-server-side-encryption": "aws:kms"}, {"x-amz-server-side-encryption-customer-algorithm": "AES256"}],
+)
+def test_etags_of_encrypted_objects_are_no_md5(headers):
+    """They look like one; where only some are encrypted, asking again about one tells."""
+    md5 = f"md5:{hashlib.md5(b'clear').hexdigest()}"
+    secret = Thing(b"secret", etag="0" * 32, headers=headers)
+    with HostileS3({"1": secret, "2": secret}) as server:
+        source, entries = opened(server, "bucket")
+        assert [source.checksum(e) for e in entries] == ["", ""]
+    with HostileS3({"1": b"clear", "2": secret}) as server:
+        source, entries = opened(server, "bucket")
+        assert [source.checksum(e) for e in entries] == [md5, f"md5:{'0' * 32}"]
+        assert [source.checksum(e) for e in entries] == [md5, ""]
+
+
+def test_a_checksum_of_another_version_is_none(server):
+    """The object was replaced between list and HEAD, or is gone."""
+    source, (entry,) = opened(server)
+    server.objects["d/f"] = Thing(b"other")
+    with pytest.raises(ChangedError):
+        source.checksum(entry)
+    del server.objects["d/f"]
+    with pytest.raises(ChangedError):
+        source.checksum(entry)

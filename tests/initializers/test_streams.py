@@ -1,0 +1,80 @@
+"""How many streams are open at once."""
+
+import pytest
+
+from trainer_agent.initializers.streams import Streams
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    "first_byte_s,small,most,expected",
+    [
+        (0.001, False, 64, 8),
+        (0.001, True, 64, 8),
+        (0.030, False, 64, 32),
+        (0.030, True, 64, 64),
+        (0.030, True, 256, 128),
+        (0.030, True, 20, 20),
+        (0.001, False, 3, 3),
+    ],
+)
+def test_the_first_bytes_say_how_far_the_server_is(first_byte_s, small, most, expected):
+    """Eight for a near one, more for a far one, never more than allowed."""
+    streams = Streams(most, small=small)
+    for _ in range(8):
+        streams.first_byte(first_byte_s)
+
+    assert streams.allowed == expected
+
+
+def test_one_fast_answer_is_enough_to_be_near():
+    """Later answers may be slow because the server is busy with us."""
+    streams = Streams(64, small=False)
+    for seconds in (0.5, 0.5, 0.002, *[0.5] * 20):
+        streams.first_byte(seconds)
+
+    assert streams.allowed == 8
+
+
+def drive(streams, rate_of, *, seconds):
+    """Tick ten times a second on a server that moves `rate_of(streams)` bytes a second; return the levels seen."""
+    now, moved, seen = 0.0, 0.0, [streams.allowed]
+    for _ in range(int(seconds * 10)):
+        now += 0.1
+        moved += rate_of(streams.allowed) / 10
+        streams.tick(now, int(moved))
+        if streams.allowed != seen[-1]:
+            seen.append(streams.allowed)
+    return seen
+
+
+def test_streams_grow_where_each_is_limited():
+    """80 MB/s a connection without latency: more streams bring more, until the wire is full."""
+    assert drive(Streams(64, small=False), lambda n: min(n * 80e6, 1.25 * GB), seconds=15) == [8, 12, 18, 27, 18]
+
+
+def test_streams_go_back_where_more_bring_nothing():
+    """A saturated server is probed once, then left alone for a while."""
+    assert drive(Streams(64, small=False), lambda n: 1.0 * GB, seconds=15) == [8, 12, 8]
+
+
+def test_a_busy_server_gets_half():
+    """Once a second at most, and nothing is tried for a while."""
+    streams = Streams(64, small=False)
+    for _ in range(8):
+        streams.first_byte(0.030)
+    for now in (1.0, 1.1, 1.2, 2.5):
+        streams.slow_down(now)
+
+    assert streams.allowed == 8
+    assert drive(streams, lambda n: n * 1e6, seconds=20) == [8]
+
+
+def test_one_stream_is_left():
+    """However often the server complains."""
+    streams = Streams(64, small=False)
+    for second in range(20):
+        streams.slow_down(second * 2.0)
+
+    assert streams.allowed == 1

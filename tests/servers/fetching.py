@@ -1,0 +1,71 @@
+"""Fetch from a scripted source, and look at what lies there afterwards."""
+
+import hashlib
+import random
+import threading
+
+from memory_source import PIECE
+
+from trainer_agent.host import Host
+from trainer_agent.initializers.delivery import Order
+from trainer_agent.initializers.fetch import Bounds, fetch
+
+MIB = 1 << 20
+BLOCK = random.Random(1).randbytes(MIB)
+# When an idle stream takes the second half of a range, the first has a piece or two at hand that are not needed.
+AT_HAND = 32 * PIECE
+BIG = BLOCK * 130 + b"the end"  # three ranges of 64 MiB, nine of 16 MiB
+
+
+FEW = Bounds(attempts=2, timeout_s=60)
+
+
+def order(source, destination, **more):
+    return Order("dataset", source, destination, **more)
+
+
+def bring(source, destination, *, bounds=None, **more):
+    """Fetch one source."""
+    return fetch([order(source, destination, **more)], host=Host(), bounds=bounds or Bounds(timeout_s=60))
+
+
+def tree(directory):
+    """Return the files of a destination without what is ours."""
+    files = (p for p in directory.rglob("*") if p.is_file())
+    return {
+        name: path.read_bytes()
+        for path in files
+        if not (name := path.relative_to(directory).as_posix()).startswith(".trainer-agent/")
+    }
+
+
+def hidden(directory):
+    """Return the names of what is ours."""
+    return sorted(p.name for p in (directory / ".trainer-agent").iterdir())
+
+
+def sha256(body):
+    return "sha256:" + hashlib.sha256(body).hexdigest()
+
+
+def md5(body):
+    return "md5:" + hashlib.md5(body).hexdigest()
+
+
+class Faults:
+    """A hook that raises given errors at given places, each once; None as a path is any."""
+
+    def __init__(self, *faults):
+        self.left = list(faults)
+        self.lock = threading.Lock()
+
+    def __call__(self, path, at, careful):
+        with self.lock:
+            for fault in self.left:
+                where, offset, outcome = fault
+                if where in (path, None) and offset == at:
+                    self.left.remove(fault)
+                    if isinstance(outcome, bytes):
+                        return outcome
+                    raise outcome
+        return None

@@ -1,0 +1,309 @@
+"""
+One source and one destination: what is there already, what has to come, and putting it in place.
+
+Unfinished files, the journal of what has arrived and the completion record lie in a hidden directory of the
+destination, on the same file system, so that putting a file in place is a rename.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from trainer_agent.errors import FatalError
+from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, names, patterns, record
+from trainer_agent.initializers.checksums import unmatched
+from trainer_agent.initializers.incoming import Incoming
+from trainer_agent.initializers.journal import Journal, identity_of, part_name
+from trainer_agent.initializers.record import Kept, Record
+from trainer_agent.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trainer_agent.initializers import Source
+
+PARTS = "parts"
+
+
+@dataclass(frozen=True)
+class Order:
+    """
+    What a user wants.
+
+    Args:
+        kind: `dataset` or `model`.
+        allow, ignore: shell patterns; `allow` is None for the defaults of the kind.
+        checksums: path to checksum, the user's own list.
+        verify: `size`, `auto` (checksums of what comes) or `full` (of what is there too).
+    """
+
+    kind: str
+    source: Source
+    destination: Path
+    allow: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    verify: str = "auto"
+
+    @property
+    def hidden(self) -> Path:
+        """The directory of our own in the destination."""
+        return self.destination / HIDDEN
+
+
+class Delivery:
+    """
+    Carry out an order: `survey`, fetch `incoming`, `publish`.
+
+    Attributes:
+        entries: what is wanted.
+        kept: what is in place already.
+        staged: what an earlier attempt left whole, but not in place.
+        incoming: what has to be fetched.
+    """
+
+    def __init__(self, order: Order, *, boot: str) -> None:
+        self.order = order
+        self.boot = boot
+        self.entries: dict[str, Entry] = {}
+        self.kept: dict[str, Kept] = {}
+        self.staged: list[Staged] = []
+        self.incoming: list[Incoming] = []
+        self.to_come = 0  # bytes
+
+    @cached_property
+    def earlier(self) -> Record | None:
+        """The record of the last fetch into this destination."""
+        return record.read(self.order.hidden)
+
+    @cached_property
+    def journal(self) -> Journal:
+        """The journal of the attempts since."""
+        (self.order.hidden / PARTS).mkdir(parents=True, exist_ok=True)
+        return Journal(self.order.hidden, uri=self.order.source.uri, boot=self.boot)
+
+    def survey(self) -> None:
+        """
+        List the source and look at the destination.
+
+        Raises:
+            AgentError: nothing is there, a name is refused, or the source does not answer.
+        """
+        self._list()
+        damaged = self._damaged() if self.order.verify == "full" else frozenset()
+        for path, entry in self.entries.items():
+            if not self._is_kept(entry) or path in damaged:
+                self._plan(entry)
+        self.to_come = sum(file.to_come for file in self.incoming)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is in place, and nothing else of ours, and the record says so."""
+        earlier, order = self.earlier, self.order
+        if self.incoming or self.staged or self.stale or earlier is None:
+            return False
+        return (earlier.source, earlier.revision, earlier.files) == (order.source.uri, order.source.revision, self.kept)
+
+    @cached_property
+    def stale(self) -> list[str]:
+        """What the last fetch put here, nobody has changed, and the source has no more."""
+        earlier = self.earlier
+        if earlier is None:
+            return []
+        gone = (path for path in earlier.files if path not in self.entries)
+        return [path for path in gone if earlier.matches(self.order.destination / path, path)]
+
+    def publish(self) -> None:
+        """
+        Put everything in place and write the record.
+
+        Raises:
+            OSError: the destination cannot be written.
+            FatalError: what is in the way is not ours.
+        """
+        destination = self.order.destination
+        whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
+        names.check_parents(destination, [s.entry.path for s in whole])
+        parents = {(destination / s.entry.path).parent for s in whole}
+        for parent in parents:
+            parent.mkdir(parents=True, exist_ok=True)
+        for staged in whole:
+            staged.part.replace(destination / staged.entry.path)
+            self.kept[staged.entry.path] = staged.kept
+        for parent in parents:
+            _sync(parent)
+        self._remove_stale()
+        self._write_record()
+
+    def close(self) -> None:
+        """Close what is open; unfinished files stay for the next attempt."""
+        for file in self.incoming:
+            file.close()
+        if "journal" in self.__dict__:
+            self.journal.close()
+
+    def _list(self) -> None:
+        order = self.order
+        try:
+            listed = list(order.source.entries())
+        except OfflineError:
+            if not self._is_whole():
+                raise
+            get_logger().info("the source is not asked, and what was fetched is complete", source=order.source.uri)
+            listed = self._recorded()
+        chosen, why = patterns.select(
+            listed, allow=order.allow, ignore=order.ignore, kind=order.kind, scheme=order.source.uri.partition(":")[0]
+        )
+        if why:
+            get_logger().info(why, kind=order.kind)
+        if not chosen:
+            raise FatalError(
+                "source-empty",
+                f"{order.source.uri} holds no file to fetch ({len(listed)} listed, all ignored)"
+                if listed
+                else f"{order.source.uri} holds no file",
+                hint="check the prefix in STORAGE_URI, IGNORE_PATTERNS and --allow-patterns",
+            )
+        names.refuse_unsafe(chosen)
+        self.entries = {entry.path: entry for entry in chosen}
+        if order.checksums and (lacking := unmatched(order.checksums, self.entries)):
+            get_logger().warning("--checksums does not name all files", lacking=lacking)
+
+    def _is_whole(self) -> bool:
+        """Return whether all that the record of this very source names is in place."""
+        earlier = self.earlier
+        if earlier is None or earlier.source != self.order.source.uri:
+            return False
+        self.order.source.revision = earlier.revision
+        return all(earlier.matches(self.order.destination / path, path) for path in earlier.files)
+
+    def _recorded(self) -> list[Entry]:
+        files = self.earlier.files if self.earlier else {}
+        return [Entry(path, kept.size, path, kept.version, kept.checksum) for path, kept in files.items()]
+
+    def _wanted(self, entry: Entry) -> str:
+        return self.order.checksums.get(entry.path) or entry.checksum
+
+    def _is_kept(self, entry: Entry) -> bool:
+        """Take over a file that the record knows, in this version and with this checksum."""
+        kept = self.earlier.files.get(entry.path) if self.earlier else None
+        if self.earlier is None or kept is None or not entry.version:
+            return False
+        if (kept.version, kept.size) != (entry.version, entry.size):
+            return False
+        if self.earlier.source != self.order.source.uri and entry.checksum != kept.checksum:
+            return False  # the same version of another source need not be the same bytes
+        path = self.order.destination / entry.path
+        listed = self.order.checksums.get(entry.path, kept.checksum)
+        if listed != kept.checksum or not self.earlier.matches(path, entry.path):
+            kept = _proved(path, replace(kept, checksum=listed))
+        if kept is not None:
+            self.kept[entry.path] = kept
+        return kept is not None
+
+    def _damaged(self) -> frozenset[str]:
+        """Hash what is there; return the names of what no longer is what was fetched."""
+        earlier = self.earlier
+        if earlier is None:
+            return frozenset()
+        there = [(p, k) for p, k in earlier.files.items() if p in self.entries]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            proved = pool.map(lambda pair: _proved(self.order.destination / pair[0], pair[1]), there)
+            damaged = frozenset(path for (path, _), kept in zip(there, proved, strict=True) if kept is None)
+        if damaged:
+            first = ", ".join(sorted(damaged)[:3])
+            get_logger().warning("files here are damaged or gone, fetching them again", files=len(damaged), first=first)
+        return damaged
+
+    def _plan(self, entry: Entry) -> None:
+        """Decide how to get one file."""
+        self.kept.pop(entry.path, None)
+        part = self.order.hidden / PARTS / part_name(entry.path, entry.version)
+        saved = self.journal.saved.get(entry.path)
+        if saved is None or not saved.is_of(entry):
+            saved = None
+        elif saved.identity and _has(self.order.destination / entry.path, saved.identity):
+            self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
+            return
+        elif saved.identity and _has(part, saved.identity):
+            self.staged.append(Staged(entry, part, saved.checksum, saved.identity))
+            return
+        elif not part.exists():
+            saved = None
+        self.incoming.append(
+            Incoming(
+                self.order.source,
+                entry,
+                part,
+                self.journal,
+                wanted=self._wanted(entry) if self.order.verify != "size" else "",
+                verify=self.order.verify != "size",
+                saved=saved,
+            )
+        )
+
+    def _remove_stale(self) -> None:
+        for path in self.stale:
+            target = self.order.destination / path
+            target.unlink(missing_ok=True)
+            for parent in target.relative_to(self.order.destination).parents:
+                if parent.name:
+                    with suppress(OSError):  # it is not empty
+                        (self.order.destination / parent).rmdir()
+
+    def _write_record(self) -> None:
+        order = self.order
+        selection = f"allow={order.allow} ignore={order.ignore}"
+        record.write(order.hidden, Record(order.source.uri, order.source.revision, selection, self.kept))
+        shutil.rmtree(order.hidden / PARTS, ignore_errors=True)
+        self.journal.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A whole and proved file that is not in place yet."""
+
+    entry: Entry
+    part: Path
+    checksum: str
+    identity: tuple[int, int]
+
+    @property
+    def kept(self) -> Kept:
+        """What the record will say of it."""
+        return Kept(self.entry.size, self.entry.version, self.checksum, self.identity[1])
+
+
+def _has(path: Path, identity: tuple[int, int]) -> bool:
+    try:
+        return identity_of(path.lstat()) == identity
+    except OSError:
+        return False
+
+
+def _proved(path: Path, kept: Kept) -> Kept | None:
+    """Return what is kept when the file still has its checksum, with the time that it has now; else None."""
+    try:
+        stat = path.lstat()
+        if stat.st_size != kept.size or not kept.checksum:
+            return None
+        with path.open("rb") as file:
+            actual = digests.of_file(file.fileno(), kept.checksum, kept.size)
+    except OSError:
+        return None
+    return Kept(kept.size, kept.version, kept.checksum, stat.st_mtime_ns) if actual == kept.checksum else None
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,243 @@
+"""
+hf://: files of a repository on the Hugging Face Hub.
+
+Everything is pinned to one commit. First attempts at the bytes are obstore's, which is several times faster;
+second ones are our own client's, which can tell what is wrong. Xet serves what nothing else does.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.initializers import (
+    PATIENCE_S,
+    STALL_S,
+    ChangedError,
+    Entry,
+    NoRangesError,
+    OfflineError,
+    TransientError,
+    hf_uri,
+)
+from trainer_agent.initializers.hf_api import HubApi, MissingError
+from trainer_agent.initializers.hf_xet import XetReader
+from trainer_agent.initializers.http import CHUNK_BYTES, CONNECT_TIMEOUT_S, authorities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from obstore.store import ClientConfig
+
+YES = frozenset({"1", "on", "yes", "true"})
+# The CDN does not send larger files (huggingface_hub's MAX_HTTP_DOWNLOAD_SIZE).
+MOST_PLAIN_BYTES = 50_000_000_000
+# obstore's paths have neither empty segments nor dots, and no control characters; redirects of []^| it does not follow.
+UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\[\]^|]|(?:^|/)\.{0,2}(?:/|$)")
+# Clients of files that are being read at once; each holds its own connections and certificates.
+MOST_LOCATED = 64
+HASH = {"git-sha1": re.compile(r"[0-9a-f]{40}"), "sha256": re.compile(r"[0-9a-f]{64}")}
+
+
+class HubSource:
+    """
+    The files of a dataset or a model, or those below a path of it: `hf://org/name@revision/path`, see `hf_uri.parse`.
+
+    Paths are relative to the URI's path; a single file keeps its name.
+
+    Args:
+        environ: HF_ENDPOINT, ACCESS_TOKEN or HF_TOKEN, HF_HUB_OFFLINE, proxies and authorities.
+        patience_s: how long questions about the repository are repeated.
+    """
+
+    def __init__(
+        self,
+        rest: str,
+        environ: Mapping[str, str],
+        *,
+        kind: str = "dataset",
+        stall_s: float = STALL_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.asked = hf_uri.parse(rest, kind=kind)
+        self.uri = str(self.asked)
+        self.revision = ""
+        self.environ = environ
+        self.stall_s = stall_s
+        self.api = HubApi(self.asked, environ, stall_s=stall_s, patience_s=patience_s)
+        self._xet: dict[str, str] = {}
+        self._only_xet: set[str] = set()
+        self._reader: XetReader | None = None
+        self._own: Any = None
+        self._located: dict[str, _Located] = {}
+        self._lock = threading.Lock()
+
+    def entries(self) -> Iterator[Entry]:
+        """List the files of the commit that the revision is now."""
+        if self.environ.get("HF_HUB_OFFLINE", "").strip().lower() in YES:
+            hint = "unset HF_HUB_OFFLINE, or provide a destination that was completed before"
+            raise OfflineError("hub-offline", f"HF_HUB_OFFLINE is set, and {self.uri} is not here yet", hint=hint)
+        self.revision = self.api.commit()
+        for listed in self.api.files(self.revision):
+            yield self._entry(listed)
+
+    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[memoryview]:
+        """Yield the bytes `[start, stop)`: by obstore, carefully by our own client, or from Xet."""
+        if start == stop:
+            return iter(())
+        if entry.key in self._xet and (entry.size > MOST_PLAIN_BYTES or entry.key in self._only_xet):
+            return self._read_xet(entry, start, stop)
+        if careful or UNSPEAKABLE.search(entry.key):
+            pieces = self._read_carefully(entry, start, stop)
+        elif (start, stop) == (0, entry.size):
+            # obstore follows redirects, and drops the token on the way to another origin.
+            pieces = self._stream(self._hub_store(), self._below(entry), entry, {})
+        else:
+            pieces = self._read_range(entry, start, stop)
+        return self._or_xet(pieces, entry, start, stop)
+
+    def checksum(self, entry: Entry) -> str:
+        """Return what the listing said."""
+        return entry.checksum
+
+    def _entry(self, listed: Mapping[str, Any]) -> Entry:
+        key, oid, lfs = listed["path"], listed.get("oid"), listed.get("lfs")
+        if isinstance(listed.get("xetHash"), str):
+            self._xet[key] = listed["xetHash"]
+        # What is not in git itself has a pointer there, whose hash says nothing about the bytes.
+        algorithm = "" if key in self._xet else "git-sha1"
+        if isinstance(lfs, dict):
+            oid, algorithm = lfs.get("oid"), "sha256"
+        known = algorithm and isinstance(oid, str) and HASH[algorithm].fullmatch(oid)
+        below = self.asked.path
+        path = key.rpartition("/")[2] if key == below else key.removeprefix(f"{below}/")
+        return Entry(path, listed["size"], key, str(oid or ""), f"{algorithm}:{oid}" if known else "")
+
+    def _or_xet(self, pieces: Iterator[memoryview], entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+        """Turn to Xet for a file that was listed and cannot be had otherwise."""
+        try:
+            yield from pieces
+        except MissingError as error:
+            if entry.key not in self._xet:
+                raise _changed(entry, "the Hub no longer has it") from error
+            self._only_xet.add(entry.key)
+            yield from self._read_xet(entry, start, stop)
+
+    def _read_range(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+        """Read a part of a file where it lies; the Hub is asked for that place once."""
+        located = self._slot(entry)
+        options = {"range": (start, stop)}
+        store = self._locate(located, entry)
+        try:
+            yield from self._stream(store, "", entry, options)
+        except SignatureExpiredError:
+            yield from self._stream(self._locate(located, entry, stale=store), "", entry, options)
+
+    def _read_carefully(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+        """Ask the Hub again, so that no signature is an old one."""
+        whole = (start, stop) == (0, entry.size)
+        headers = {} if whole else {"Range": f"bytes={start}-{stop - 1}"}
+        with self.api.open(self.api.resolve_url(self.revision, entry.key), headers) as answer:
+            if whole:
+                _check_size(entry, answer.headers.get("Content-Length", ""))
+            else:
+                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
+            for piece in answer.pieces():
+                yield memoryview(piece)
+
+    def _read_xet(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+        with self._lock:
+            reader = self._reader = self._reader or XetReader(self.api, self.revision)
+        return reader.read(self._xet[entry.key], entry.size, start, stop)
+
+    def _stream(self, store: Any, path: str, entry: Entry, options: Mapping[str, Any]) -> Iterator[memoryview]:
+        import obstore.exceptions as oe
+
+        started = False
+        try:
+            result = store.get(path, options=dict(options))
+            _check_size(entry, str(result.meta["size"]))
+            for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                started = True
+                yield memoryview(chunk)
+        except FileNotFoundError:
+            raise MissingError("hub-file-not-found", f"{self.uri}: {entry.key} is not there") from None
+        except (oe.BaseError, OSError) as error:
+            if isinstance(error, oe.PermissionDeniedError | oe.UnauthenticatedError) and not started and not path:
+                raise SignatureExpiredError("signature-expired", f"{entry.key}: its address has expired") from None
+            # Its text repeats the request, signature and all: the careful attempt tells what is wrong.
+            raise TransientError("source-unavailable", f"{self.uri}: {entry.key} was not read") from None
+
+    def _below(self, entry: Entry) -> str:
+        prefix = self.api.page.removeprefix(f"{self.api.endpoint}/")
+        return f"{prefix}/resolve/{self.revision}/{entry.key}"
+
+    def _hub_store(self) -> Any:
+        with self._lock:
+            if self._own is None:
+                self._own = self._store(self.api.endpoint)
+            return self._own
+
+    def _slot(self, entry: Entry) -> _Located:
+        with self._lock:
+            if entry.key not in self._located and len(self._located) >= MOST_LOCATED:
+                del self._located[next(iter(self._located))]
+            return self._located.setdefault(entry.key, _Located())
+
+    def _locate(self, located: _Located, entry: Entry, *, stale: Any = None) -> Any:
+        """Return a client for where a file lies; one thread asks the Hub while others wait for its answer."""
+        with located.lock:
+            if located.store is None or located.store is stale:
+                located.store = self._store(self.api.locate(self.api.resolve_url(self.revision, entry.key)))
+            return located.store
+
+    def _store(self, url: str) -> Any:
+        from obstore.store import HTTPStore
+
+        client: ClientConfig = {
+            "allow_http": url.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "read_timeout": timedelta(seconds=self.stall_s),
+            "timeout": timedelta(days=7),  # of a whole answer: a slow line is no error, a stall is
+            "default_headers": self.api.headers_for(url),
+        }
+        if bundle := authorities(self.environ):
+            client["root_certificate"] = bundle.read_bytes()
+        # Attempts are counted in one place, which is not here.
+        retry: Any = {"max_retries": 0, "retry_timeout": timedelta(0)}
+        return HTTPStore.from_url(url, client_options=client, retry_config=retry)
+
+
+class SignatureExpiredError(TransientError):
+    """The CDN no longer accepts the address that the Hub gave."""
+
+
+class _Located:
+    """Where a file lies: a client for that address, and the lock of who asks for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.store: Any = None
+
+
+def _check_size(entry: Entry, size: str) -> None:
+    if size and size != str(entry.size):
+        raise _changed(entry, f"it has {size} bytes, and {entry.size} were listed")
+
+
+def _check_range(entry: Entry, status: int, content_range: str, start: int, stop: int) -> None:
+    if status != 206:
+        raise NoRangesError("no-ranges", f"{entry.key}: the server answers a range with {status}")
+    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", content_range.strip())
+    if not found or (int(found[1]), int(found[2]) + 1) != (start, stop):
+        asked = f"bytes {start}-{stop - 1}"
+        raise TransientError("source-garbled", f"{entry.key}: asked for {asked}, the server sends {content_range!r}")
+    if found[3] != "*":
+        _check_size(entry, found[3])
+
+
+def _changed(entry: Entry, how: str) -> ChangedError:
+    hint = "a commit does not change: the Hub or a mirror of it is broken, or its history was rewritten"
+    return ChangedError("source-changed", f"{entry.key} is not what was listed: {how}", hint=hint)

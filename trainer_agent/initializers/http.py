@@ -1,0 +1,251 @@
+"""
+HTTP for what must be told apart: statuses, headers, Retry-After. The fast path for bytes is obstore's.
+
+Connections are kept and shared by threads; nothing is retried or redirected here, that is the caller's to decide.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainer_agent.errors import FatalError
+from trainer_agent.initializers import STALL_S, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import urllib3
+
+CONNECT_TIMEOUT_S = 10.0
+CHUNK_BYTES = 256 * 1024
+ERROR_BYTES = 64 * 1024
+BUSY = frozenset({429, 503})
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer that was read whole: its status, headers (any case) and body."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class HttpClient:
+    """
+    A pool of connections that knows proxies and certificate authorities.
+
+    Args:
+        environ: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, and `AWS_CA_BUNDLE` or `SSL_CERT_FILE`.
+        stall_s: a connection that brings no byte for so long is given up.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, connections: int = 16, stall_s: float = STALL_S) -> None:
+        self.environ = environ
+        self.stall_s = stall_s
+        self.connections = connections
+        self._pools: dict[str, urllib3.PoolManager] = {}
+
+    def request(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Response:
+        """
+        Return the whole answer, whatever its status; redirects are answers.
+
+        Raises:
+            TransientError: no answer.
+            FatalError: the server's certificate is refused.
+        """
+        with self._open(method, url, headers=headers, body=body) as answer, _translated(url):
+            return Response(answer.status, answer.headers, answer.data)
+
+    @contextmanager
+    def stream(self, url: str, *, headers: Mapping[str, str] | None = None) -> Iterator[Stream]:
+        """Open a GET whose body is read piece by piece; a body left unread closes the connection."""
+        with self._open("GET", url, headers=headers, body=None) as answer:
+            yield Stream(url, answer)
+
+    @contextmanager
+    def _open(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None, body: bytes | None
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        pool = self._pool(url)
+        with _translated(url):
+            answer = pool.request(
+                method,
+                url,
+                headers=dict(headers or {}),
+                body=body,
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        try:
+            yield answer
+        finally:
+            if answer.length_remaining == 0:
+                answer.drain_conn()  # an empty body counts as unread until it is read
+            answer.close()  # has no effect on a connection whose body was read: it went back to the pool
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        import urllib3
+
+        with _translated(url):
+            if urllib3.util.parse_url(url).scheme is None:
+                raise urllib3.exceptions.LocationValueError
+        proxy = proxy_of(url, self.environ)
+        if proxy not in self._pools:
+            settings: dict[str, Any] = {
+                "maxsize": self.connections,
+                "timeout": urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self.stall_s),
+                "ca_certs": str(authorities(self.environ) or "") or None,
+            }
+            self._pools[proxy] = _through(proxy, settings) if proxy else urllib3.PoolManager(**settings)
+        return self._pools[proxy]
+
+
+class Stream:
+    """The answer to a GET whose body is still coming."""
+
+    def __init__(self, url: str, answer: urllib3.BaseHTTPResponse) -> None:
+        self.url = url
+        self.status = answer.status
+        self.headers: Mapping[str, str] = answer.headers
+        self._answer = answer
+
+    def error_body(self) -> bytes:
+        """Return the beginning of the body, where servers say what is wrong."""
+        with _translated(self.url):
+            return self._answer.read(ERROR_BYTES)
+
+    def pieces(self) -> Iterator[bytes]:
+        """
+        Yield the body.
+
+        Raises:
+            TransientError: it was cut, or nothing came for so long that it is given up.
+        """
+        with _translated(self.url):
+            yield from self._answer.stream(CHUNK_BYTES, decode_content=False)
+
+
+def raise_transient(url: str, status: int, headers: Mapping[str, str], *, detail: str = "") -> NoReturn:
+    """Raise the `TransientError` of a status that may pass, or of one that nobody expects."""
+    raise TransientError(
+        "source-unavailable",
+        f"{shown(url)} answers {status}" + (f" ({detail})" if detail else ""),
+        hint="the server is busy or broken; try again later",
+        busy=status in BUSY,
+        retry_after_s=retry_after(headers),
+    )
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that Retry-After asks for, as a number or as a date; None without a sensible one."""
+    text = headers.get("Retry-After", "").strip()
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def shown(url: str) -> str:
+    """Return a URL without user, password and query, which may hold a signature."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0], count=1)
+
+
+def authorities(environ: Mapping[str, str]) -> Path | None:
+    """
+    Return the file of certificates to trust, None for the system's.
+
+    Raises:
+        FatalError: it cannot be read, or holds none.
+    """
+    import ssl
+
+    name = next((n for n in ("AWS_CA_BUNDLE", "SSL_CERT_FILE") if environ.get(n)), "")
+    if not name:
+        return None
+    path = Path(environ[name])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:  # ssl.SSLError is one
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        hint = "check that the certificate is mounted in this container"
+        raise FatalError("bundle-unreadable", f"{name}={path} cannot be read: {reason}", hint=hint) from error
+    return path
+
+
+def proxy_of(url: str, environ: Mapping[str, str]) -> str:
+    """Return the proxy for `url` after the usual variables; small letters win, as everywhere."""
+    from urllib.parse import urlsplit
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
+
+    parts = urlsplit(url)
+    proxies = {
+        name: environ.get(f"{name}_proxy") or environ.get(f"{name.upper()}_PROXY") or ""
+        for name in ("http", "https", "no")
+    }
+    if proxies["no"] and proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):
+        return ""
+    proxy = proxies.get(parts.scheme, "")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _through(proxy: str, settings: Mapping[str, Any]) -> urllib3.ProxyManager:
+    """Return a pool of connections through a proxy, whose URL may hold a user and a password."""
+    from urllib.parse import unquote
+
+    import urllib3
+
+    try:
+        user = urllib3.util.parse_url(proxy).auth
+        headers = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **settings)
+    except urllib3.exceptions.LocationValueError as error:
+        hint = "write it as http://host:port in HTTPS_PROXY or HTTP_PROXY"
+        raise FatalError("proxy-invalid", f"the proxy {shown(proxy)!r} is none that can be used", hint=hint) from error
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Turn urllib3's exceptions into ours, by type."""
+    import ssl
+
+    import urllib3.exceptions as ue
+
+    try:
+        yield
+    except ue.SSLError as error:
+        if not isinstance(error.args[0] if error.args else None, ssl.SSLCertVerificationError):
+            raise _unreachable(url, error) from error
+        hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
+        raise FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint) from error
+    except ue.LocationValueError as error:
+        hint = "write it as https://host:port"
+        raise FatalError("endpoint-invalid", f"{shown(url)!r} is no address", hint=hint) from error
+    except (ue.HTTPError, OSError) as error:
+        raise _unreachable(url, error) from error
+
+
+def _unreachable(url: str, error: Exception) -> TransientError:
+    reason = type(error).__name__.removesuffix("Error")
+    return TransientError(
+        "source-unavailable",
+        f"{shown(url)} does not answer ({reason})",
+        hint="check the address, and that this pod may reach it (NetworkPolicy, proxy)",
+    )

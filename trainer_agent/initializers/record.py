@@ -1,0 +1,88 @@
+"""The completion record: what lies in a destination, written last. Without it, nothing there counts as fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SCHEMA = "trainer-agent.fetched/v1"
+NAME = "record.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One file that was fetched: bytes, version and checksum at the source, modification time here in nanoseconds."""
+
+    size: int
+    version: str
+    checksum: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    What a destination holds.
+
+    Args:
+        source: the URI.
+        revision: the commit, empty where the source has none.
+        selection: the patterns that chose the files.
+        files: path to what was kept.
+    """
+
+    source: str
+    revision: str
+    selection: str
+    files: Mapping[str, Kept]
+
+    def matches(self, path: Path, name: str) -> bool:
+        """Return whether the file is still as it was left, by size and modification time."""
+        kept = self.files.get(name)
+        try:
+            stat = path.lstat()
+        except OSError:
+            return False
+        return kept is not None and (stat.st_size, stat.st_mtime_ns) == (kept.size, kept.mtime_ns)
+
+
+def read(directory: Path) -> Record | None:
+    """Return the record in `directory`, None when there is none that makes sense."""
+    try:
+        data = json.loads((directory / NAME).read_bytes())
+        if data["schema"] != SCHEMA:
+            return None
+        files = {path: Kept(*values) for path, values in data["files"].items()}
+        return Record(data["source"], data["revision"], data["selection"], files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def write(directory: Path, record: Record) -> None:
+    """Put the record in place, whole and on disk."""
+    data = {
+        "schema": SCHEMA,
+        "source": record.source,
+        "revision": record.revision,
+        "selection": record.selection,
+        "files": {path: [k.size, k.version, k.checksum, k.mtime_ns] for path, k in record.files.items()},
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    part = directory / f"{NAME}.part"
+    with part.open("w", encoding="ascii") as file:
+        json.dump(data, file, separators=(",", ":"))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(directory / NAME)
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,222 @@
+"""A bucket: its address, signed requests to it, and what its refusals mean."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
+
+from trainer_agent.env import redact
+from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.initializers import STALL_S, ChangedError, TransientError, s3_xml
+from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, shown
+from trainer_agent.initializers.s3_credentials import Credentials, Keeper, choose, first
+from trainer_agent.initializers.sigv4 import quoted, sign
+from trainer_agent.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer_agent.initializers.http import Response, Stream
+
+ENDPOINTS = ("ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+REGIONS = ("REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
+STYLES = ("auto", "path", "virtual")
+AMAZON = re.compile(r"\.amazonaws\.com(\.cn)?$")
+# A label of a host name; with dots in it Amazon's certificate would not match.
+HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+# A path segment that HTTP clients resolve away, unless its dots are encoded.
+DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
+# As many as the frame has streams; more would be opened and thrown away.
+CONNECTIONS = 64
+CODE_CHARS, REASON_CHARS = 60, 300
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"})
+
+
+class AccessDeniedError(FatalError):
+    """The keys are right, and may not do this."""
+
+
+class Bucket:
+    """
+    One bucket, for many threads.
+
+    Args:
+        environ: endpoint, region, addressing style, credentials, proxies.
+    """
+
+    def __init__(self, name: str, environ: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
+        self.name = name
+        self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
+        self.endpoint = _endpoint(environ)
+        self.region = first(environ, *REGIONS) or "us-east-1"
+        self.virtual = self._is_virtual(environ)
+        foreign = bool(self.endpoint) and not AMAZON.search(urlsplit(self.endpoint).hostname or "")
+        self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=foreign))
+
+    @property
+    def service(self) -> str:
+        """The address of the service, without the bucket."""
+        domain = "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
+        return self.endpoint or f"https://s3.{self.region}.{domain}"
+
+    @property
+    def host(self) -> str:
+        """The address of the service; with a virtual host, of the bucket itself."""
+        scheme, _, rest = self.service.partition("://")
+        return f"{scheme}://{self.name}.{rest}" if self.virtual else self.service
+
+    def url(self, key: str = "", query: Mapping[str, str] | None = None) -> str:
+        """Return the address of an object, or of the bucket."""
+        bucket = "" if self.virtual else f"/{quoted(self.name)}"
+        path = DOT_SEGMENT.sub(lambda dots: dots[0].replace(".", "%2E"), f"/{quoted(key, safe='/')}" if key else "")
+        pairs = "&".join(f"{quoted(k)}={quoted(v)}" for k, v in sorted((query or {}).items()))
+        return f"{self.host}{bucket}{path or ('/' if self.virtual else '')}" + (f"?{pairs}" if pairs else "")
+
+    def list(self, prefix: str, token: str = "") -> s3_xml.Page:
+        """Return one page of the objects whose keys begin with `prefix`."""
+        query = {"list-type": "2", "encoding-type": "url"}
+        query |= {"prefix": prefix} if prefix else {}
+        query |= {"continuation-token": token} if token else {}
+        answer = self._request("GET", "", query=query, headers={})
+        return s3_xml.page(answer.data, url=shown(self.url()))
+
+    def head(self, key: str, *, part: int | None = None) -> Mapping[str, str] | None:
+        """Return the headers of an object, or of a part of it; None when there is none."""
+        query = {"partNumber": str(part)} if part else {}
+        try:
+            return self._request("HEAD", key, query=query, headers={"x-amz-checksum-mode": "ENABLED"}).headers
+        except ChangedError:
+            return None
+
+    def signed(self, key: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """Return the address of an object and the headers of a GET that asks for it."""
+        url = self.url(key)
+        return url, sign(self.keeper.get(), "GET", url, headers=headers, region=self.region)
+
+    @contextmanager
+    def open(self, key: str, headers: Mapping[str, str]) -> Iterator[Stream]:
+        """Open a GET; whatever is not the object, or a part of it, is raised."""
+        credentials, url = self.keeper.get(), self.url(key)
+        signed = sign(credentials, "GET", url, headers=headers, region=self.region)
+        with self.http.stream(url, headers=signed) as answer:
+            if answer.status not in {200, 206}:
+                self._refuse(key, answer.status, answer.headers, answer.error_body(), credentials)
+            yield answer
+
+    def _request(self, method: str, key: str, *, query: Mapping[str, str], headers: Mapping[str, str]) -> Response:
+        """Return the answer if it is a good one, following the bucket to its region once."""
+        credentials, region = self.keeper.get(), self.region
+        answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
+        if answer.status in {301, 307, 400, 403} and self._move(answer, region):
+            answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
+        if answer.status not in {200, 206}:
+            self._refuse(key, answer.status, answer.headers, answer.data, credentials)
+        return answer
+
+    def _ask(
+        self,
+        method: str,
+        key: str,
+        *,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        credentials: Credentials | None,
+    ) -> Response:
+        url = self.url(key, query)
+        return self.http.request(
+            method, url, headers=sign(credentials, method, url, headers=headers, region=self.region)
+        )
+
+    def _move(self, answer: Response, asked: str) -> bool:
+        """Return whether the bucket is in another region than the one that was asked; from now on that one is."""
+        region = answer.headers.get("x-amz-bucket-region") or s3_xml.texts(answer.data, ("Region",)).get("Region", "")
+        # It becomes part of an address, so it must look like one.
+        if not HOST_LABEL.fullmatch(region) or region == asked:
+            return False
+        get_logger().info("the bucket is in another region", bucket=self.name, asked=asked, region=region)
+        self.region = region
+        return True
+
+    def _is_virtual(self, environ: Mapping[str, str]) -> bool:
+        style = first(environ, "AWS_S3_ADDRESSING_STYLE").lower() or "auto"
+        if style not in STYLES:
+            hint = "unset it, or set path for https://host/bucket, virtual for https://bucket.host"
+            raise FatalError("style-invalid", f"AWS_S3_ADDRESSING_STYLE={style!r} is not one of {STYLES}", hint=hint)
+        if style == "auto":
+            return not self.endpoint and HOST_LABEL.fullmatch(self.name) is not None
+        return style == "virtual"
+
+    def _refuse(
+        self, key: str, status: int, headers: Mapping[str, str], body: bytes, credentials: Credentials | None
+    ) -> NoReturn:
+        """Raise what an answer that brings nothing means."""
+        said = s3_xml.texts(body, ("Code", "Message"))
+        code = said.get("Code", "")[:CODE_CHARS]
+        what, url = f"s3://{self.name}/{key}".rstrip("/"), self.url(key)
+        if code in EXPIRED:
+            self.keeper.expired(credentials)
+            origin = credentials.origin if credentials else "nobody"
+            raise TransientError("credentials-expired", f"{what}: the credentials of {origin} had expired")
+        if status in {412, 416}:
+            raise ChangedError("source-changed", f"{what} is no longer what was listed (answer {status})")
+        if status == 404 and key and code in {"", "NoSuchKey"}:
+            raise ChangedError("source-changed", f"{what} is no longer there")
+        if status == 404:
+            hint = "check the bucket in STORAGE_URI, ENDPOINT and REGION"
+            raise FatalError("source-not-found", f"{what} does not exist at {self.service}: {code or 404}", hint=hint)
+        if code == "RequestTimeTooSkewed":
+            raise _clock(what, headers)
+        if status in TRANSIENT or status >= 500 or code == "RequestTimeout":
+            raise_transient(url, status, headers, detail=code)
+        if code == "InvalidObjectState":
+            hint = "restore it first, or add it to IGNORE_PATTERNS"
+            raise FatalError("object-archived", f"{what} lies in an archive and cannot be read", hint=hint)
+        reason = redact(said.get("Message", ""), credentials.secrets if credentials else [])
+        _deny(f"{self.service} refuses {what}", status, code, reason[:REASON_CHARS], credentials)
+
+
+def _deny(what: str, status: int, code: str, reason: str, credentials: Credentials | None) -> NoReturn:
+    """Raise an answer that will not change by itself, with the settings to look at."""
+    message = f"{what}: {code or status}" + (f" ({reason})" if reason else "")
+    if code in BAD_KEYS and credentials:
+        raise FatalError("source-refused", message, hint=f"check {credentials.origin}, and ENDPOINT")
+    if credentials is None:
+        hint = "no credentials were found: give ACCESS_KEY_ID and SECRET_ACCESS_KEY, or a role"
+    elif status in {401, 403}:
+        hint = f"let {credentials.origin} do s3:ListBucket and s3:GetObject here"
+    else:
+        hint = "check STORAGE_URI, ENDPOINT, REGION and AWS_S3_ADDRESSING_STYLE"
+    raise (AccessDeniedError if status in {401, 403} else FatalError)("source-refused", message, hint=hint)
+
+
+def _clock(what: str, headers: Mapping[str, str]) -> RetryError:
+    try:
+        off = f"{time.time() - parsedate_to_datetime(headers.get('Date', '')).timestamp():+,.0f} s"
+    except ValueError:
+        off = "more than 15 minutes"
+    hint = "set the clock of this node (chrony, NTP)"
+    return RetryError("clock-skewed", f"{what}: this node's clock is off by {off} for the server", hint=hint)
+
+
+def _endpoint(environ: Mapping[str, str]) -> str:
+    """Return the endpoint that is set, empty for Amazon's."""
+    name = next((n for n in ENDPOINTS if environ.get(n, "").strip()), "")
+    endpoint = first(environ, *ENDPOINTS).rstrip("/")
+    if not endpoint:
+        return ""
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.username or parts.query or parts.fragment:
+        # Not shown: what is wrong with it may be a password.
+        hint = "write it as https://host or http://host:port"
+        raise FatalError("endpoint-invalid", f"{name} is not the address of a server", hint=hint)
+    return endpoint

@@ -1,0 +1,78 @@
+"""
+How many connections at once.
+
+A near server is saturated by a few; a far one needs many, because each is limited by latency or by the server.
+Whoever is asked to slow down (429, 503) halves them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Measured with two cores against nginx on loopback: 8 streams moved 2 GiB in 1.55 s, 4 in 2.25 s, 16 in 2.52 s.
+NEAR = 8
+# Measured with 30 ms to the first byte and 80 MB/s a connection: 32 streams saturate large files; of small ones 128
+# bring twice what 64 do.
+FAR, FAR_SMALL = 32, 128
+FAR_S = 0.010
+ENOUGH = 4  # answers, of which the fastest decides
+SMALL_BYTES = 4 << 20
+PROBE_S = 2.0
+# A step that brings less than this is not worth its memory.
+WORTHWHILE = 1.10
+HOLD_S = 20.0
+HALVE_EVERY_S = 1.0
+
+
+@dataclass
+class Streams:
+    """
+    The number of streams that may be open, `allowed`; told about first bytes, errors and progress.
+
+    Args:
+        most: never more.
+        small: the files are so small that a request is mostly waiting.
+    """
+
+    most: int
+    small: bool
+    allowed: int = 0
+    _answers: int = 0
+    _nearest_s: float = field(default=float("inf"))
+    _level: tuple[int, float] = (0, 0.0)  # streams and bytes per second before the last step
+    _mark: tuple[float, int] | None = None  # when this level began, and the bytes by then
+    _hold_until: float = 0.0
+    _halved_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.allowed = min(NEAR, self.most)
+
+    def first_byte(self, seconds: float) -> None:
+        """Take the time from a request to its first bytes; the fastest of all says how far the server is."""
+        self._answers += 1
+        self._nearest_s = min(self._nearest_s, seconds)
+        if self._answers == ENOUGH and self._nearest_s >= FAR_S:
+            self.allowed = min(self.most, FAR_SMALL if self.small else FAR)
+
+    def slow_down(self, now: float) -> None:
+        """Halve: the server is busy, or breaks connections."""
+        if now - self._halved_at >= HALVE_EVERY_S:
+            self.allowed = max(1, self.allowed // 2)
+            self._halved_at, self._hold_until, self._mark = now, now + HOLD_S, None
+
+    def tick(self, now: float, moved: int) -> None:
+        """Every two seconds, try half as many more and keep them when they bring more; `moved` is bytes so far."""
+        if self._mark is None:
+            self._mark = (now, moved)
+        since, before = self._mark
+        if now - since < PROBE_S or now < self._hold_until:
+            return
+        rate = (moved - before) / (now - since)
+        streams, earlier = self._level
+        self._mark = (now, moved)
+        if streams and streams < self.allowed and rate < earlier * WORTHWHILE:
+            self.allowed, self._hold_until = streams, now + HOLD_S
+            self._level = (0, 0.0)
+            return
+        self._level = (self.allowed, rate)
+        self.allowed = min(self.most, self.allowed + max(1, self.allowed // 2))
