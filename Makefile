@@ -30,6 +30,7 @@ test: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/fetch.py
 
 docs: $(READY)
 	$(BIN)/python docs/reference.py > docs/reference.md
