@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import random
+import shutil
 import subprocess
 import zlib
 
@@ -62,6 +63,7 @@ def test_hashes_are_those_of_hashlib(algorithm, data):
     assert f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}" == sequential(f"{algorithm}:any", [data])
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
 @pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one", "many"])
 def test_a_blob_id_is_that_of_git(tmp_path, data):
     file = tmp_path / "file"

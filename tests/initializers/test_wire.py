@@ -1,0 +1,248 @@
+"""The quick way to small objects: plain answers arrive whole, everything else is left to the careful attempt."""
+
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from authority import server_context
+
+from trainer_agent.initializers import TransientError
+from trainer_agent.initializers.wire import BUFFER_BYTES, Wire
+
+BODY = bytes(range(256)) * 4096  # 1 MiB, several buffers
+
+
+def plain(body, *headers):
+    head = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", 'ETag: "e"', *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+class Server:
+    """Answers the n-th request with the n-th of `answers`, b"" by closing; None hangs."""
+
+    def __init__(self, *answers, tls=None):
+        self.answers = list(answers)
+        self.tls = tls
+        self.connections = 0
+        self.requests = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.netloc = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while self.answers:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with (
+                suppress(OSError),  # the client has gone
+                self.tls.wrap_socket(connection, server_side=True) if self.tls else connection as wrapped,
+            ):
+                self.serve(wrapped)
+
+    def serve(self, connection):
+        while self.answers:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                received = connection.recv(65536)
+                if not received:
+                    return
+                request += received
+            self.requests.append(request.decode("latin-1"))
+            answer = self.answers.pop(0)
+            if answer is None:
+                connection.recv(1)  # until the client goes
+                return
+            connection.sendall(answer)
+            if not answer or b"Connection: close" in answer:
+                return
+
+    def close(self):
+        self.listener.close()
+
+
+@pytest.fixture
+def serve():
+    """Return a function that starts a server and returns it with a wire to it."""
+    servers = []
+
+    def start(*answers, tls=None, stall_s=5.0):
+        server = Server(*answers, tls=tls)
+        servers.append(server)
+        return server, Wire(f"http://{server.netloc}", tls=None, stall_s=stall_s)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def read(wire, target="/o", **headers):
+    answer = wire.get(target, headers)
+    return b"".join(map(bytes, answer.pieces()))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, BUFFER_BYTES - 60, BUFFER_BYTES, BUFFER_BYTES + 1, len(BODY)])
+def test_bodies_of_any_size_arrive_on_one_connection(serve, size):
+    """Whatever part of them came with the head."""
+    server, wire = serve(*[plain(BODY[:size])] * 3)
+
+    assert [read(wire) for _ in range(3)] == [BODY[:size]] * 3
+    assert server.connections == 1
+
+
+def test_what_is_sent_and_what_is_told(serve):
+    """The request line, the host and the headers; the answer's headers in small letters."""
+    server, wire = serve(plain(b"abc", "X-Amz-Checksum-CRC64NVME:  AAAA "))
+    answer = wire.get("/bucket/a%20b?x=1", {"If-Match": '"e"'})
+
+    assert b"".join(map(bytes, answer.pieces())) == b"abc"
+    assert (answer.size, answer.headers["etag"], answer.headers["x-amz-checksum-crc64nvme"]) == (3, '"e"', "AAAA")
+    assert server.requests == [f'GET /bucket/a%20b?x=1 HTTP/1.1\r\nHost: {server.netloc}\r\nIf-Match: "e"\r\n\r\n']
+
+
+def test_nobody_need_ask_for_more_than_the_last_piece(serve):
+    """Whoever has counted the bytes stops there, and the connection is used again."""
+    server, wire = serve(*[plain(BODY)] * 2)
+    for _ in range(2):
+        left = len(BODY)
+        for piece in wire.get("/o", {}).pieces():
+            left -= len(piece)
+            if not left:
+                break
+
+    assert server.connections == 1
+
+
+def test_a_body_that_is_left_ends_the_connection(serve):
+    """Its rest must not be taken for the next answer."""
+    server, wire = serve(plain(BODY), plain(b"next"))
+    next(wire.get("/o", {}).pieces())
+
+    assert (read(wire), server.connections) == (b"next", 2)
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_replaced(serve):
+    """As servers do with idle ones."""
+    server, wire = serve(plain(b"one"), b"", plain(b"two"))
+
+    assert (read(wire), read(wire), server.connections) == (b"one", b"two", 2)
+
+
+def test_a_server_that_says_close_is_believed(serve):
+    """The next request goes over another connection."""
+    server, wire = serve(plain(b"one", "Connection: close"), plain(b"two"))
+
+    assert (read(wire), read(wire), server.connections) == (b"one", b"two", 2)
+
+
+@pytest.mark.parametrize(
+    "answer,why",
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 404 Not Found"),
+        (b"HTTP/1.1 301 Moved\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 301 Moved"),
+        (b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx", "HTTP/1.1 206 Partial Content"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 200 OK"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "HTTP/1.1 200 OK"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", "HTTP/1.0 200 OK"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH-2.0-OpenSSH"),
+        (b"x" * (BUFFER_BYTES + 1), "the connection ended"),
+        (b"", "the connection ended"),
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_careful_attempt(serve, answer, why):
+    """It only says that it did not work; the next request begins afresh."""
+    server, wire = serve(answer, plain(b"next"))
+    with pytest.raises(TransientError) as caught:
+        read(wire)
+
+    assert caught.value.message == f"the quick way did not work: {why}"
+    assert (read(wire), server.connections) == (b"next", 2)
+
+
+def test_a_cut_body_is_told(serve):
+    """With what is missing."""
+    cut = plain(BODY, "Connection: close")[:-1000]
+    _, wire = serve(cut)
+
+    with pytest.raises(TransientError, match="the body ended 1,000 bytes early"):
+        read(wire)
+
+
+@pytest.mark.parametrize("answer", [None, plain(BODY)[:-1000]], ids=["head", "body"])
+def test_a_stall_is_given_up(serve, answer):
+    """After the seconds that were given."""
+    _, wire = serve(answer, None, stall_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(TransientError, match="BlockingIOError"):
+        read(wire)
+
+    assert 0.2 < time.monotonic() - began < 4
+
+
+def test_nobody_there():
+    """Refused is refused."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    with pytest.raises(TransientError, match="ConnectionRefusedError"):
+        Wire(f"http://127.0.0.1:{port}", tls=None, stall_s=1).get("/", {})
+
+
+@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X\n": "a"}])
+def test_nothing_can_be_slipped_into_a_request(serve, headers):
+    """A key with a newline would be two headers."""
+    server, wire = serve(plain(b""))
+    with pytest.raises(TransientError, match="control characters"):
+        wire.get("/", headers)
+
+    assert server.requests == []
+
+
+def test_each_thread_has_a_connection_of_its_own(serve):
+    """Answers never mix."""
+    server, wire = serve(plain(b"one"), plain(b"two"))
+    answers = [read(wire)]
+    thread = threading.Thread(target=lambda: answers.append(read(wire)))
+    # The server serves one connection after the other, so this one's has to end first.
+    wire._kept.connection.close()
+    thread.start()
+    thread.join(10)
+
+    assert (answers, server.connections) == ([b"one", b"two"], 2)
+
+
+def test_tls(tmp_path):
+    """Large bodies come through, on one connection."""
+    context = server_context(tmp_path / "certificate")
+    trusted = ssl.create_default_context(cafile=tmp_path / "certificate")
+    server = Server(plain(BODY), plain(BODY), tls=context)
+    wire = Wire(f"https://{server.netloc}", tls=trusted, stall_s=5)
+
+    assert [read(wire), read(wire)] == [BODY, BODY]
+    assert server.connections == 1
+    server.close()
+
+
+def test_a_stranger_is_not_trusted(tmp_path):
+    """The careful attempt will say so, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        context = server_context(tmp_path / "certificate")
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                context.wrap_socket(connection, server_side=True).close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        wire = Wire(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=ssl.create_default_context(), stall_s=5)
+        with pytest.raises(TransientError, match="SSLCertVerificationError"):
+            read(wire)
+        thread.join(10)
