@@ -8,6 +8,7 @@ from memory_source import PIECE, Memory
 
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
+from trainer_agent.initializers import OfflineError
 from trainer_agent.initializers.fetch import Bounds
 
 # --- the second time
@@ -154,3 +155,33 @@ def test_files_that_were_whole_are_only_put_in_place(tmp_path):
 
     assert tree(tmp_path) == {**files, "last": b"l"}
     assert set(second.served) <= {"last"} | {p for p, b in files.items() if not first.served[p]}
+
+
+def test_offline_a_complete_destination_is_enough(tmp_path):
+    """And an incomplete one is not."""
+
+    class Offline(Memory):
+        def entries(self):
+            raise OfflineError("hub-offline", "nobody may ask")
+
+    with pytest.raises(OfflineError):
+        bring(Offline({}), tmp_path)
+    bring(Memory({"f": b"abc"}), tmp_path)
+
+    done = bring(Offline({}), tmp_path)
+
+    assert (done.files, done.fetched_files, tree(tmp_path)) == (1, 0, {"f": b"abc"})
+    (tmp_path / "f").unlink()
+    with pytest.raises(OfflineError):
+        bring(Offline({}), tmp_path)
+
+
+def test_a_list_of_checksums_that_names_other_files_is_refused(tmp_path):
+    """It was made for something else; names that patterns leave out are fine."""
+    known = {"f": sha256(b"abc"), "ignored.md": sha256(b"x")}
+    source = Memory({"f": b"abc", "ignored.md": b"x", "unlisted": b"u"})
+
+    bring(source, tmp_path / "fine", checksums=known, ignore=("*.md",))
+    assert tree(tmp_path / "fine") == {"f": b"abc", "unlisted": b"u"}
+    with pytest.raises(FatalError, match="names 1 files that the source lacks: 'other'"):
+        bring(source, tmp_path / "refused", checksums={**known, "other": sha256(b"y")})

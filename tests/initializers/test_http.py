@@ -379,3 +379,12 @@ def test_a_status_that_may_pass(status, headers, detail, expected):
 )
 def test_what_is_shown_holds_no_secret(url, text):
     assert text == shown(url)
+
+
+def test_a_token_with_a_line_break_is_refused_and_not_shown(client, origin):
+    """As one that was pasted into a Secret with its newline."""
+    with pytest.raises(FatalError) as caught:
+        client.request("GET", f"{origin.url}/whole", headers={"Authorization": "Bearer hf_secret\nmore"})
+
+    assert caught.value.code == "header-invalid"
+    assert "hf_secret" not in f"{caught.value.message} {caught.value.hint} {caught.value.__cause__}"

@@ -173,8 +173,10 @@ class Delivery:
             )
         names.refuse_unsafe(chosen)
         self.entries = {entry.path: entry for entry in chosen}
-        if order.checksums and (lacking := unmatched(order.checksums, self.entries)):
-            get_logger().warning("--checksums does not name all files", lacking=lacking)
+        if order.checksums:
+            unmatched(order.checksums, [entry.path for entry in listed])
+            if lacking := sum(path not in order.checksums for path in self.entries):
+                get_logger().warning("--checksums does not name all files", lacking=lacking)
 
     def _is_whole(self) -> bool:
         """Return whether all that the record of this very source names is in place."""

@@ -33,7 +33,6 @@ DISK_MARGIN_BYTES = 16 << 20  # for the file system's own bookkeeping
 BASE_BYTES, STREAM_BYTES = 72 << 20, 1 << 20
 M_ARENA_MAX = -8
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True)
@@ -167,10 +166,14 @@ def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | None
             order.hidden.mkdir(parents=True, exist_ok=True)
             claim = stack.enter_context(claimed(order.hidden, boot=boot, deadline=deadline))
         except OSError as error:
-            if error.errno not in READ_ONLY or not order.hidden.is_dir():
+            if not _is_read_only(order, error):
                 raise _disk_error(order.destination, error) from error
             claim = None
         yield claim
+
+
+def _is_read_only(order: Order, error: OSError) -> bool:
+    return order.hidden.is_dir() and (error.errno == errno.EROFS or not os.access(order.hidden, os.W_OK))
 
 
 def _check_space(deliveries: Sequence[Delivery]) -> None:

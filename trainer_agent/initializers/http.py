@@ -240,6 +240,11 @@ def _translated(url: str) -> Iterator[None]:
         raise FatalError("endpoint-invalid", f"{shown(url)!r} is no address", hint=hint) from error
     except (ue.HTTPError, OSError) as error:
         raise _unreachable(url, error) from error
+    except ValueError:
+        # http.client refuses it, and its text repeats the value, which may be a token.
+        hint = "look for a line break in tokens and keys, as an editor or `echo` leaves one at the end"
+        message = f"a header for {shown(url)} would hold a control character"
+        raise FatalError("header-invalid", message, hint=hint) from None
 
 
 def _unreachable(url: str, error: Exception) -> TransientError:

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -107,6 +108,7 @@ class _Connection:
         self.flags = flags
         self.buffer = bytearray(BUFFER_BYTES)
         self.view = memoryview(self.buffer)
+        weakref.finalize(self, connected.close)  # when the thread that kept it has ended
 
     def read_head(self) -> tuple[bytes, int]:
         """Return the head of an answer and how many bytes are in the buffer; no head when there is none."""
@@ -125,8 +127,6 @@ class _Connection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
-
-    __del__ = close  # the thread that kept it has ended
 
 
 class Answer:

@@ -1,0 +1,55 @@
+"""Services are set up while files come."""
+
+import threading
+import time
+
+import pytest
+
+from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.initializers.services import Setup
+
+
+class Service:
+    uri = "cache://test"
+
+    def __init__(self, error=None, until=None):
+        self.error = error
+        self.until = until
+        self.deadline = None
+
+    def serve(self, *, deadline):
+        self.deadline = deadline
+        if self.until:
+            self.until.wait(20)
+        if self.error:
+            raise self.error
+
+
+def test_all_are_waited_for():
+    """Each gets the deadline."""
+    release = threading.Event()
+    services = [Service(), Service(until=release)]
+    deadline = time.monotonic() + 20
+    setup = Setup(services, deadline=deadline)
+    setup.check()
+    release.set()
+    setup.finish()
+
+    assert [s.deadline for s in services] == [deadline, deadline]
+
+
+def test_an_error_ends_both_the_fetch_and_the_wait():
+    """Whoever looks first raises it."""
+    setup = Setup([Service(error=FatalError("no-image", "it cannot be pulled"))], deadline=time.monotonic() + 20)
+    for look in (setup.finish, setup.check):
+        with pytest.raises(FatalError, match="it cannot be pulled"):
+            look()
+
+
+def test_time_is_bounded():
+    """A service that never comes is named."""
+    release = threading.Event()
+    setup = Setup([Service(until=release)], deadline=time.monotonic() + 0.2)
+    with pytest.raises(RetryError, match="cache://test does not serve in time"):
+        setup.finish()
+    release.set()
