@@ -185,3 +185,24 @@ def test_a_list_of_checksums_that_names_other_files_is_refused(tmp_path):
     assert tree(tmp_path / "fine") == {"f": b"abc", "unlisted": b"u"}
     with pytest.raises(FatalError, match="names 1 files that the source lacks: 'other'"):
         bring(source, tmp_path / "refused", checksums={**known, "other": sha256(b"y")})
+
+
+def test_a_file_may_become_a_directory_and_the_other_way_round(tmp_path):
+    """What the last fetch put there is not in the way of the next."""
+    bring(Memory({"a": b"1", "b/c": b"2"}), tmp_path)
+
+    bring(Memory({"a/x": b"3", "b": b"4"}), tmp_path)
+
+    assert tree(tmp_path) == {"a/x": b"3", "b": b"4"}
+
+
+def test_what_was_left_whole_must_still_match_a_list_that_is_given_now(tmp_path):
+    """It was proved by something else, or by nothing."""
+    first = Memory({"f": b"abc", "last": b"l"}, hook=Faults(("last", 0, FatalError("stop", "stop"))))
+    with pytest.raises(FatalError):
+        bring(first, tmp_path, bounds=Bounds(streams=1, timeout_s=60))
+
+    with pytest.raises(FatalError, match="twice") as caught:
+        bring(Memory({"f": b"abc", "last": b"l"}), tmp_path, checksums={"f": sha256(b"other")})
+
+    assert (caught.value.code, tree(tmp_path)) == ("checksum-differs", {})

@@ -130,6 +130,7 @@ class Delivery:
         """
         destination = self.order.destination
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
+        self._remove_stale()  # first: a file that is gone may have become a directory
         names.check_parents(destination, [s.entry.path for s in whole])
         parents = {(destination / s.entry.path).parent for s in whole}
         for parent in parents:
@@ -139,7 +140,6 @@ class Delivery:
             self.kept[staged.entry.path] = staged.kept
         for parent in parents:
             _sync(parent)
-        self._remove_stale()
         self._write_record()
 
     def close(self) -> None:
@@ -190,6 +190,10 @@ class Delivery:
         files = self.earlier.files if self.earlier else {}
         return [Entry(path, kept.size, path, kept.version, kept.checksum) for path, kept in files.items()]
 
+    def _contradicts(self, entry: Entry, checksum: str) -> bool:
+        """Return whether a file was proved by another checksum than the user's list has now."""
+        return bool(checksum) and self.order.checksums.get(entry.path, checksum) != checksum
+
     def _wanted(self, entry: Entry) -> str:
         return self.order.checksums.get(entry.path) or entry.checksum
 
@@ -229,7 +233,7 @@ class Delivery:
         self.kept.pop(entry.path, None)
         part = self.order.hidden / PARTS / part_name(entry.path, entry.version)
         saved = self.journal.saved.get(entry.path)
-        if saved is None or not saved.is_of(entry):
+        if saved is None or not saved.is_of(entry) or self._contradicts(entry, saved.checksum):
             saved = None
         elif saved.identity and _has(self.order.destination / entry.path, saved.identity):
             self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
