@@ -23,7 +23,6 @@ LIGHT = {"click", "structlog", "trainer_agent"}
 HEAVY = (
     "torch",
     "boto3",
-    "obstore",
     "huggingface_hub",
     "kubernetes",
     "rich.console",

@@ -48,10 +48,10 @@ def test_a_source_without_ranges_is_asked_for_whole_files(tmp_path):
     files = {"big": BIG, "big2": BIG[: 70 * MIB], "small": b"s"}
 
     class Whole(Memory):
-        def read(self, entry, start, stop, *, careful):
+        def read(self, entry, start, stop):
             if (start, stop) != (0, entry.size):
                 raise NoRangesError("no-ranges", "200 to a range")
-            return super().read(entry, start, stop, careful=careful)
+            return super().read(entry, start, stop)
 
     source = Whole(files)
     bring(source, tmp_path)
@@ -65,7 +65,7 @@ def test_two_orders_go_side_by_side(tmp_path):
     both = threading.Barrier(2, timeout=20)
     waited = set()
 
-    def meet(path, at, careful):
+    def meet(path, at):
         if path not in waited:
             waited.add(path)
             both.wait()
@@ -85,14 +85,14 @@ def test_two_orders_go_side_by_side(tmp_path):
 
 
 def test_a_cut_range_goes_on_from_its_last_byte(tmp_path):
-    """Carefully, and without fetching anything twice."""
+    """Without fetching anything twice."""
     source = Memory({"big": BIG}, hook=Faults(("big", 5 * PIECE, TransientError("reset", "reset"))))
 
     bring(source, tmp_path)
 
     assert tree(tmp_path) == {"big": BIG}
     assert source.served["big"] <= len(BIG) + AT_HAND
-    assert [(start, careful) for _, start, _, careful in source.reads if careful] == [(5 * PIECE, True)]
+    assert [start for _, start, _ in source.reads].count(5 * PIECE) == 1
 
 
 def test_a_body_that_ends_early_is_continued(tmp_path):
@@ -102,13 +102,13 @@ def test_a_body_that_ends_early_is_continued(tmp_path):
     bring(source, tmp_path)
 
     assert tree(tmp_path) == {"f": BLOCK}
-    assert source.reads[-1] == ("f", MIB - 10, MIB, True)
+    assert source.reads[-1] == ("f", MIB - 10, MIB)
 
 
 def test_a_source_that_always_fails_ends_the_fetch(tmp_path):
     """After ten attempts that brought next to nothing, with its own error."""
 
-    def fail(path, at, careful):
+    def fail(path, at):
         raise TransientError("source-unavailable", "503", retry_after_s=0.0)
 
     source = Memory({"f": b"abc"}, hook=fail)
@@ -121,7 +121,7 @@ def test_a_source_that_always_fails_ends_the_fetch(tmp_path):
 def test_time_is_bounded(tmp_path):
     """A source that hangs ends with the time."""
     release = threading.Event()
-    source = Memory({"f": b"abc"}, hook=lambda path, at, careful: release.wait(30) and None)
+    source = Memory({"f": b"abc"}, hook=lambda path, at: release.wait(30) and None)
     with pytest.raises(RetryError, match="the time is up with 1 files to come") as caught:
         bring(source, tmp_path, bounds=Bounds(timeout_s=0.3))
     release.set()
@@ -153,7 +153,7 @@ def test_what_the_source_refuses_is_fatal_at_once(tmp_path):
 @pytest.mark.parametrize("size", [3 * PIECE, len(BIG)])
 @pytest.mark.parametrize("hashed", [sha256, md5], ids=["sha256", "md5"])
 def test_damaged_bytes_are_fetched_again(tmp_path, size, hashed):
-    """One flipped bit: the file comes again, carefully, and is right."""
+    """One flipped bit: the file comes again, and is right."""
     body = BIG[:size]
     wrong = bytes([body[0] ^ 1]) + body[1:PIECE]
     source = Memory({"f": body}, checksums={"f": hashed(body)}, hook=Faults(("f", 0, wrong)))
@@ -211,7 +211,7 @@ def test_a_file_shorter_than_listed_gets_no_name(tmp_path):
 
 def test_a_file_longer_than_listed_gets_no_name(tmp_path):
     """More than was asked for is wrong too."""
-    source = Memory({"long": b"abcdef"}, listed={"long": 3}, hook=lambda path, at, careful: b"abcdef")
+    source = Memory({"long": b"abcdef"}, listed={"long": 3}, hook=lambda path, at: b"abcdef")
     with pytest.raises(TransientError, match="more than was asked for"):
         bring(source, tmp_path, bounds=FEW)
 

@@ -28,10 +28,10 @@ def source(hub):
 
 
 def refused(source, *, read=False):
-    """Return the error that listing, or reading everything carefully, ends with."""
+    """Return the error that listing, or reading everything, ends with."""
 
     def everything():
-        return [list(source.read(e, 0, e.size, careful=True)) if read else e for e in source.entries()]
+        return [list(source.read(e, 0, e.size)) if read else e for e in source.entries()]
 
     with pytest.raises(FatalError) as caught:
         everything()
@@ -112,7 +112,7 @@ def test_gated_repository_stops_the_first_attempt_at_a_range(hub, source):
     big = next(e for e in opened.entries() if e.path == "big.bin")
 
     with pytest.raises(FatalError, match="gated"):
-        list(opened.read(big, 0, 10, careful=False))
+        list(opened.read(big, 0, 10))
 
 
 def test_forbidden_says_the_hubs_reason_without_the_token(hub, source):

@@ -35,11 +35,10 @@ def caught_from(kind, rest, environ):
     return caught.value
 
 
-@pytest.mark.parametrize("careful", [False, True])
 @pytest.mark.parametrize("rest", ["bucket/data", "bucket/data/"])
-def test_a_prefix_is_a_path(s3, contents, rest, careful):
+def test_a_prefix_is_a_path(s3, contents, rest):
     """`data` means `data/…`, not `data-old/…` nor `data2.txt`; directory markers are no files."""
-    assert contents(source(rest, s3), careful=careful) == DATA
+    assert contents(source(rest, s3)) == DATA
 
 
 def test_the_frame_opens_it(s3):
@@ -73,24 +72,22 @@ def test_a_bucket_alone_is_everything(s3):
     assert len(listed) > 20
 
 
-@pytest.mark.parametrize("careful", [False, True])
-def test_keys_may_hold_anything(s3, careful):
+def test_keys_may_hold_anything(s3):
     """Each object of nasty/ holds its own name; keys with dot segments are read in test_s3_reading.py."""
     src = source("bucket/nasty", s3)
     readable = [e for e in src.entries() if not {".", ".."} & set(e.path.split("/"))]
 
-    bodies = [b"".join(map(bytes, src.read(e, 0, e.size, careful=careful))) for e in readable]
+    bodies = [b"".join(map(bytes, src.read(e, 0, e.size))) for e in readable]
     assert [e.path.encode() for e in readable] == bodies
     assert len(readable) == 13
 
 
-@pytest.mark.parametrize("careful", [False, True])
-def test_a_range_is_a_range(s3, careful):
+def test_a_range_is_a_range(s3):
     """`[start, stop)`, as in Python."""
     src = source("bucket/data/deep", s3)
     (entry,) = src.entries()
 
-    assert b"".join(src.read(entry, 300, 400_000, careful=careful)) == DATA["deep/b.bin"][300:400_000]
+    assert b"".join(map(bytes, src.read(entry, 300, 400_000))) == DATA["deep/b.bin"][300:400_000]
 
 
 def test_checksums_of_moto(s3):
@@ -140,11 +137,11 @@ def test_a_server_that_is_not_there_is_worth_a_retry(s3, endpoint):
 
 
 def test_opening_is_cheap():
-    """With fixed keys no module of roles, metadata or obstore is loaded before the first byte."""
+    """With fixed keys no module of roles, metadata or HTTP is loaded before the first byte."""
     code = (
         "import sys; from trainer_agent.initializers.s3 import S3Source\n"
         "S3Source('bucket/x', {'ACCESS_KEY_ID': 'k', 'SECRET_ACCESS_KEY': 's'})\n"
-        "heavy = {'obstore', 'urllib3', 'botocore', 'trainer_agent.initializers.s3_roles'}\n"
+        "heavy = {'urllib3', 'awscrt', 'botocore', 'trainer_agent.initializers.s3_roles'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
@@ -173,10 +170,9 @@ def rclone(tmp_path_factory):
             server.terminate()
 
 
-@pytest.mark.parametrize("careful", [False, True])
-def test_rclone_agrees_on_signatures(rclone, contents, careful):
+def test_rclone_agrees_on_signatures(rclone, contents):
     """A second verifier, written by other people."""
-    assert contents(source("bucket/dir", rclone), careful=careful) == DATA
+    assert contents(source("bucket/dir", rclone)) == DATA
 
 
 def test_rclone_refuses_a_wrong_secret(rclone):
@@ -187,14 +183,12 @@ def test_rclone_refuses_a_wrong_secret(rclone):
 
 
 def test_a_server_without_ranges_is_told_apart(rclone):
-    """The first attempt fails somehow; the careful one says that whole files are to be asked for."""
+    """rclone's sends the whole file for a range, with 200."""
     src = source("bucket/dir/deep", rclone)
     (entry,) = src.entries()
 
-    with pytest.raises(TransientError, match="was not read through"):
-        list(src.read(entry, 0, 1000, careful=False))
     with pytest.raises(NoRangesError, match="answers a range with 200"):
-        list(src.read(entry, 0, 1000, careful=True))
+        list(src.read(entry, 0, 1000))
 
 
 def by_boto3(s3):

@@ -147,15 +147,14 @@ def test_a_busy_list_is_tried_again():
         Fault(400, body=b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region></Error>"),
     ],
 )
-@pytest.mark.parametrize("careful", [False, True])
-def test_the_bucket_s_region_is_followed(fault, careful):
+def test_the_bucket_s_region_is_followed(fault):
     """From the first answer on, both for the list and for the bytes."""
     with HostileS3({"a": b"1"}) as server:
         server.faults["list"] = [fault]
         source = S3Source("bucket", server.environ, patience_s=0.0)
         (entry,) = source.entries()
 
-        assert b"".join(source.read(entry, 0, 1, careful=careful)) == b"1"
+        assert b"".join(map(bytes, source.read(entry, 0, 1))) == b"1"
         regions = [seen.headers["authorization"].split("/")[2] for seen in server.seen]
         assert regions == ["us-east-1", "eu-central-1", "eu-central-1"]
 

@@ -123,7 +123,7 @@ CASES = (
         args=("--stall-timeout", "1", *ALONE),
     ),
     Case(
-        "stall-careful",
+        "stall-again",
         "A body stands still, and so does the second attempt",
         f"after --stall-timeout each time {RESUMED}",
         ({"match": BIG, "ranged": True, "stall_after": 20 * MIB, "times": 3},),

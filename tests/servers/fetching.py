@@ -59,7 +59,7 @@ class Faults:
         self.left = list(faults)
         self.lock = threading.Lock()
 
-    def __call__(self, path, at, careful):
+    def __call__(self, path, at):
         with self.lock:
             for fault in self.left:
                 where, offset, outcome = fault

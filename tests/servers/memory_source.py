@@ -22,11 +22,11 @@ class Memory:
     Args:
         checksums: path to what `checksum` answers.
         listed: path to the size in the listing, where it is not the true one.
-        hook: called with (path, offset, careful) before each piece; may raise, or return other bytes for the piece.
+        hook: called with (path, offset) before each piece; may raise, or return other bytes for the piece.
 
     Attributes:
         served: bytes given out of each file.
-        reads: (path, start, stop, careful) of each call of `read`.
+        reads: (path, start, stop) of each call of `read`.
     """
 
     revision = ""
@@ -39,7 +39,7 @@ class Memory:
         uri: str = "memory://test",
         checksums: dict[str, str] | None = None,
         listed: dict[str, int] | None = None,
-        hook: Callable[[str, int, bool], bytes | None] = lambda path, at, careful: None,
+        hook: Callable[[str, int], bytes | None] = lambda path, at: None,
     ) -> None:
         self.files = files
         self.uri = uri
@@ -55,13 +55,13 @@ class Memory:
         for path, body in self.files.items():
             yield Entry(path, self.listed.get(path, len(body)), path, version=hashlib.md5(body).hexdigest())
 
-    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[bytes]:
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
         with self._lock:
-            self.reads.append((entry.path, start, stop, careful))
+            self.reads.append((entry.path, start, stop))
         body = self.files[entry.key]
         while start < min(stop, len(body)):
             piece = body[start : min(start + PIECE, stop)]
-            other = self.hook(entry.path, start, careful)
+            other = self.hook(entry.path, start)
             with self._lock:
                 self.served[entry.path] += len(piece)
             yield piece if other is None else other

@@ -106,12 +106,8 @@ class Source(Protocol):
     def entries(self) -> Iterable[Entry]:
         """List the files that the URI names."""
 
-    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[bytes | memoryview]:
-        """
-        Yield the bytes `[start, stop)` of a file in pieces of about 256 KiB, each valid until the next.
-
-        `careful` is set on a second attempt: tell what is wrong (status, Retry-After) rather than be fast.
-        """
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes `[start, stop)` of a file in pieces of about 256 KiB, each valid until the next."""
 
     def checksum(self, entry: Entry) -> str:
         """Return what the file's bytes must hash to, asking the server if need be; empty when nobody knows."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import PATIENCE_S, STALL_S, TransientError
-from trainer_agent.initializers.http import CONNECT_TIMEOUT_S, retry_after
+from trainer_agent.initializers.http import retry_after
 from trainer_agent.initializers.retry import persist
+from trainer_agent.initializers.wire import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

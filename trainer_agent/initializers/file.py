@@ -51,7 +51,7 @@ class FileSource:
                 if path.is_file():
                     yield _entry(path, path.relative_to(self.root).as_posix())
 
-    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[bytes]:
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
         """Yield bytes of one file."""
         try:
             with Path(entry.key).open("rb", buffering=0) as file:

@@ -1,15 +1,14 @@
 """
 hf://: files of a repository on the Hugging Face Hub.
 
-Everything is pinned to one commit. First attempts at the bytes are obstore's, which is several times faster;
-second ones are our own client's, which can tell what is wrong. Xet serves what nothing else does.
+Everything is pinned to one commit. Xet serves what nothing else does.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.initializers import (
@@ -22,21 +21,16 @@ from trainer_agent.initializers import (
     TransientError,
     hf_uri,
 )
-from trainer_agent.initializers.hf_api import HubApi, MissingError
+from trainer_agent.initializers.hf_api import CdnRefusedError, HubApi, MissingError
 from trainer_agent.initializers.hf_xet import XetReader
-from trainer_agent.initializers.http import CHUNK_BYTES, CONNECT_TIMEOUT_S, authorities
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from obstore.store import ClientConfig
-
 YES = frozenset({"1", "on", "yes", "true"})
 # The CDN does not send larger files (huggingface_hub's MAX_HTTP_DOWNLOAD_SIZE).
 MOST_PLAIN_BYTES = 50_000_000_000
-# obstore's paths have neither empty segments nor dots, and no control characters; redirects of []^| it does not follow.
-UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\[\]^|]|(?:^|/)\.{0,2}(?:/|$)")
-# Clients of files that are being read at once; each holds its own connections and certificates.
+# Files whose place on the CDN is remembered.
 MOST_LOCATED = 64
 HASH = {"git-sha1": re.compile(r"[0-9a-f]{40}"), "sha256": re.compile(r"[0-9a-f]{64}")}
 
@@ -65,12 +59,10 @@ class HubSource:
         self.uri = str(self.asked)
         self.revision = ""
         self.environ = environ
-        self.stall_s = stall_s
         self.api = HubApi(self.asked, environ, stall_s=stall_s, patience_s=patience_s)
         self._xet: dict[str, str] = {}
         self._only_xet: set[str] = set()
         self._reader: XetReader | None = None
-        self._own: Any = None
         self._located: dict[str, _Located] = {}
         self._lock = threading.Lock()
 
@@ -83,17 +75,14 @@ class HubSource:
         for listed in self.api.files(self.revision):
             yield self._entry(listed)
 
-    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[memoryview]:
-        """Yield the bytes `[start, stop)`: by obstore, carefully by our own client, or from Xet."""
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes `[start, stop)`: from the Hub, from its CDN, or from Xet."""
         if start == stop:
             return iter(())
         if entry.key in self._xet and (entry.size > MOST_PLAIN_BYTES or entry.key in self._only_xet):
             return self._read_xet(entry, start, stop)
-        if careful or UNSPEAKABLE.search(entry.key):
-            pieces = self._read_carefully(entry, start, stop)
-        elif (start, stop) == (0, entry.size):
-            # obstore follows redirects, and drops the token on the way to another origin.
-            pieces = self._stream(self._hub_store(), self._below(entry), entry, {})
+        if (start, stop) == (0, entry.size):
+            pieces = self._read_at(self.api.resolve_url(self.revision, entry.key), entry, start, stop)
         else:
             pieces = self._read_range(entry, start, stop)
         return self._or_xet(pieces, entry, start, stop)
@@ -115,7 +104,9 @@ class HubSource:
         path = key.rpartition("/")[2] if key == below else key.removeprefix(f"{below}/")
         return Entry(path, listed["size"], key, str(oid or ""), f"{algorithm}:{oid}" if known else "")
 
-    def _or_xet(self, pieces: Iterator[memoryview], entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
+    def _or_xet(
+        self, pieces: Iterator[bytes | memoryview], entry: Entry, start: int, stop: int
+    ) -> Iterator[bytes | memoryview]:
         """Turn to Xet for a file that was listed and cannot be had otherwise."""
         try:
             yield from pieces
@@ -125,60 +116,31 @@ class HubSource:
             self._only_xet.add(entry.key)
             yield from self._read_xet(entry, start, stop)
 
-    def _read_range(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
-        """Read a part of a file where it lies; the Hub is asked for that place once."""
+    def _read_range(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """Read a part of a file where it lies; the Hub is asked for that place once, and again when it fails."""
         located = self._slot(entry)
-        options = {"range": (start, stop)}
-        store = self._locate(located, entry)
+        url = self._locate(located, entry)
         try:
-            yield from self._stream(store, "", entry, options)
-        except SignatureExpiredError:
-            yield from self._stream(self._locate(located, entry, stale=store), "", entry, options)
+            yield from self._read_at(url, entry, start, stop)
+        except CdnRefusedError:  # the signature has expired, which is told before the first byte
+            yield from self._read_at(self._locate(located, entry, stale=url), entry, start, stop)
+        except TransientError:
+            located.forget(url)
+            raise
 
-    def _read_carefully(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
-        """Ask the Hub again, so that no signature is an old one."""
+    def _read_at(self, url: str, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
         whole = (start, stop) == (0, entry.size)
-        headers = {} if whole else {"Range": f"bytes={start}-{stop - 1}"}
-        with self.api.open(self.api.resolve_url(self.revision, entry.key), headers) as answer:
+        with self.api.open(url, {} if whole else {"Range": f"bytes={start}-{stop - 1}"}) as answer:
             if whole:
                 _check_size(entry, answer.headers.get("Content-Length", ""))
             else:
                 _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
-            for piece in answer.pieces():
-                yield memoryview(piece)
+            yield from answer.pieces()
 
     def _read_xet(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
         with self._lock:
             reader = self._reader = self._reader or XetReader(self.api, self.revision)
         return reader.read(self._xet[entry.key], entry.size, start, stop)
-
-    def _stream(self, store: Any, path: str, entry: Entry, options: Mapping[str, Any]) -> Iterator[memoryview]:
-        import obstore.exceptions as oe
-
-        started = False
-        try:
-            result = store.get(path, options=dict(options))
-            _check_size(entry, str(result.meta["size"]))
-            for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
-                started = True
-                yield memoryview(chunk)
-        except FileNotFoundError:
-            raise MissingError("hub-file-not-found", f"{self.uri}: {entry.key} is not there") from None
-        except (oe.BaseError, OSError) as error:
-            if isinstance(error, oe.PermissionDeniedError | oe.UnauthenticatedError) and not started and not path:
-                raise SignatureExpiredError("signature-expired", f"{entry.key}: its address has expired") from None
-            # Its text repeats the request, signature and all: the careful attempt tells what is wrong.
-            raise TransientError("source-unavailable", f"{self.uri}: {entry.key} was not read") from None
-
-    def _below(self, entry: Entry) -> str:
-        prefix = self.api.page.removeprefix(f"{self.api.endpoint}/")
-        return f"{prefix}/resolve/{self.revision}/{entry.key}"
-
-    def _hub_store(self) -> Any:
-        with self._lock:
-            if self._own is None:
-                self._own = self._store(self.api.endpoint)
-            return self._own
 
     def _slot(self, entry: Entry) -> _Located:
         with self._lock:
@@ -186,40 +148,26 @@ class HubSource:
                 del self._located[next(iter(self._located))]
             return self._located.setdefault(entry.key, _Located())
 
-    def _locate(self, located: _Located, entry: Entry, *, stale: Any = None) -> Any:
-        """Return a client for where a file lies; one thread asks the Hub while others wait for its answer."""
+    def _locate(self, located: _Located, entry: Entry, *, stale: str = "") -> str:
+        """Return where a file lies; one thread asks the Hub while others wait for its answer."""
         with located.lock:
-            if located.store is None or located.store is stale:
-                located.store = self._store(self.api.locate(self.api.resolve_url(self.revision, entry.key)))
-            return located.store
-
-    def _store(self, url: str) -> Any:
-        from obstore.store import HTTPStore
-
-        client: ClientConfig = {
-            "allow_http": url.startswith("http://"),
-            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-            "read_timeout": timedelta(seconds=self.stall_s),
-            "timeout": timedelta(days=7),  # of a whole answer: a slow line is no error, a stall is
-            "default_headers": self.api.headers_for(url),
-        }
-        if bundle := authorities(self.environ):
-            client["root_certificate"] = bundle.read_bytes()
-        # Attempts are counted in one place, which is not here.
-        retry: Any = {"max_retries": 0, "retry_timeout": timedelta(0)}
-        return HTTPStore.from_url(url, client_options=client, retry_config=retry)
+            if located.url in {"", stale}:
+                located.url = self.api.locate(self.api.resolve_url(self.revision, entry.key))
+            return located.url
 
 
-class SignatureExpiredError(TransientError):
-    """The CDN no longer accepts the address that the Hub gave."""
-
-
+@dataclass
 class _Located:
-    """Where a file lies: a client for that address, and the lock of who asks for it."""
+    """Where a file lies, and the lock of who asks for it."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.store: Any = None
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def forget(self, url: str) -> None:
+        """Let the next one ask again, unless somebody has."""
+        with self.lock:
+            if self.url == url:
+                self.url = ""
 
 
 def _check_size(entry: Entry, size: str) -> None:

@@ -54,6 +54,10 @@ class MissingError(FatalError):
     """The Hub does not have this revision, or this file in it."""
 
 
+class CdnRefusedError(TransientError):
+    """The CDN does not accept the address that the Hub gave."""
+
+
 class HubApi:
     """
     One repository of a Hub, for many threads.
@@ -157,7 +161,7 @@ class HubApi:
             raise ChangedError("source-changed", f"{shown(url)} has fewer bytes than were listed")
         if _origin(url) != _origin(self.endpoint):
             hint = "check that this pod may reach it (proxy, NetworkPolicy); the next attempt gets another signature"
-            raise TransientError("cdn-refused", f"{shown(url)} answers {status} to the Hub's own redirect", hint=hint)
+            raise CdnRefusedError("cdn-refused", f"{shown(url)} answers {status} to the Hub's own redirect", hint=hint)
         if code == "GatedRepo":
             raise self._gated()
         if code == "RevisionNotFound":

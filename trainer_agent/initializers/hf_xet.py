@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import STALL_S, TransientError
-from trainer_agent.initializers.http import CHUNK_BYTES, CONNECT_TIMEOUT_S
+from trainer_agent.initializers.wire import BUFFER_BYTES, CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class XetReader:
             for block in self._blocks(xet_hash, size, start, stop):
                 at += len(block)
                 # Copies: a view that somebody still holds would keep the whole block, of up to 64 MB.
-                yield from (memoryview(block[i : i + CHUNK_BYTES]) for i in range(0, len(block), CHUNK_BYTES))
+                yield from (memoryview(block[i : i + BUFFER_BYTES]) for i in range(0, len(block), BUFFER_BYTES))
                 del block
             if at != stop:
                 # Its streams just end when the storage refuses the token or lacks the file.

@@ -1,7 +1,7 @@
 """
-HTTP for what must be told apart: statuses, headers, Retry-After. The fast path for bytes is obstore's.
+HTTP: questions by urllib3, bytes by our own wire where it will do, and what their errors mean.
 
-Connections are kept and shared by threads; nothing is retried or redirected here, that is the caller's to decide.
+Connections are kept; nothing is retried or redirected here, that is the caller's to decide.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from urllib.parse import urlsplit
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import STALL_S, TransientError
+from trainer_agent.initializers.wire import BUFFER_BYTES, CONNECT_TIMEOUT_S, ERROR_BYTES, UnframedError, Wire
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator, Mapping
 
     import urllib3
 
-CONNECT_TIMEOUT_S = 10.0
-CHUNK_BYTES = 256 * 1024
-ERROR_BYTES = 64 * 1024
+    from trainer_agent.initializers.wire import Answer
+
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# What a socket says when the kernel's time-out is over.
+SILENCE = frozenset({"BlockingIO", "SSLWantRead", "SSLWantWrite"})
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class HttpClient:
         self.stall_s = stall_s
         self.connections = connections
         self._pools: dict[str, urllib3.PoolManager] = {}
+        self._wires: dict[str, Wire | None] = {}  # by origin; None where answers are not framed plainly
 
     def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
@@ -69,8 +75,42 @@ class HttpClient:
     @contextmanager
     def stream(self, url: str, *, headers: Mapping[str, str] | None = None) -> Iterator[Stream]:
         """Open a GET whose body is read piece by piece; a body left unread closes the connection."""
-        with self._open("GET", url, headers=headers, body=None) as answer:
-            yield Stream(url, answer)
+        answer = self._quickly(url, headers or {})
+        if answer is None:
+            with self._open("GET", url, headers=headers, body=None) as body:
+                yield _Whole(url, body)
+            return
+        try:
+            yield _Quick(answer)
+        finally:
+            answer.close()
+
+    def _quickly(self, url: str, headers: Mapping[str, str]) -> Answer | None:
+        """Return the answer by our own wire; None where only a whole client will do."""
+        parts = urlsplit(url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if origin not in self._wires:
+            self._wires[origin] = self._wire(origin)
+        wire = self._wires[origin]
+        if wire is None:
+            return None
+        try:
+            with _translated(url):
+                return wire.get(url, headers)
+        except UnframedError:
+            self._wires[origin] = None
+            return None
+
+    def _wire(self, origin: str) -> Wire | None:
+        if proxy_of(origin, self.environ):
+            return None
+        return Wire(origin, tls=self._trust if origin.startswith("https:") else None, stall_s=self.stall_s)
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        import ssl
+
+        return ssl.create_default_context(cafile=authorities(self.environ))
 
     @contextmanager
     def _open(
@@ -112,9 +152,40 @@ class HttpClient:
         return self._pools[proxy]
 
 
-class Stream:
+class Stream(Protocol):
     """The answer to a GET whose body is still coming."""
 
+    url: str
+    status: int
+    headers: Mapping[str, str]
+
+    def error_body(self) -> bytes:
+        """Return the beginning of the body, where servers say what is wrong."""
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """
+        Yield the body, each piece valid until the next one.
+
+        Raises:
+            TransientError: it was cut, or nothing came for so long that it is given up.
+        """
+
+
+class _Quick:
+    def __init__(self, answer: Answer) -> None:
+        self.url, self.status, self.headers = answer.url, answer.status, answer.headers
+        self._answer = answer
+
+    def error_body(self) -> bytes:
+        with _translated(self.url):
+            return self._answer.error_body()
+
+    def pieces(self) -> Iterator[memoryview]:
+        with _translated(self.url):
+            yield from self._answer.pieces()
+
+
+class _Whole:
     def __init__(self, url: str, answer: urllib3.BaseHTTPResponse) -> None:
         self.url = url
         self.status = answer.status
@@ -122,19 +193,12 @@ class Stream:
         self._answer = answer
 
     def error_body(self) -> bytes:
-        """Return the beginning of the body, where servers say what is wrong."""
         with _translated(self.url):
             return self._answer.read(ERROR_BYTES)
 
     def pieces(self) -> Iterator[bytes]:
-        """
-        Yield the body.
-
-        Raises:
-            TransientError: it was cut, or nothing came for so long that it is given up.
-        """
         with _translated(self.url):
-            yield from self._answer.stream(CHUNK_BYTES, decode_content=False)
+            yield from self._answer.stream(BUFFER_BYTES, decode_content=False)
 
 
 def raise_transient(url: str, status: int, headers: Mapping[str, str], *, detail: str = "") -> NoReturn:
@@ -230,8 +294,9 @@ def _translated(url: str) -> Iterator[None]:
 
     try:
         yield
-    except ue.SSLError as error:
-        if not isinstance(error.args[0] if error.args else None, ssl.SSLCertVerificationError):
+    except (ue.SSLError, ssl.SSLError) as error:
+        cause = error.args[0] if isinstance(error, ue.SSLError) and error.args else error
+        if not isinstance(cause, ssl.SSLCertVerificationError):
             raise _unreachable(url, error) from error
         hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
         raise FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint) from error
@@ -241,7 +306,7 @@ def _translated(url: str) -> Iterator[None]:
     except (ue.HTTPError, OSError) as error:
         raise _unreachable(url, error) from error
     except ValueError:
-        # http.client refuses it, and its text repeats the value, which may be a token.
+        # Its text may repeat the value, which may be a token.
         hint = "look for a line break in tokens and keys, as an editor or `echo` leaves one at the end"
         message = f"a header for {shown(url)} would hold a control character"
         raise FatalError("header-invalid", message, hint=hint) from None
@@ -249,6 +314,8 @@ def _translated(url: str) -> Iterator[None]:
 
 def _unreachable(url: str, error: Exception) -> TransientError:
     reason = type(error).__name__.removesuffix("Error")
+    if reason in SILENCE:
+        reason = "ReadTimeout"
     return TransientError(
         "source-unavailable",
         f"{shown(url)} does not answer ({reason})",

@@ -49,13 +49,11 @@ class Job:
 
     Args:
         round: of the file; a job of an earlier round is void.
-        careful: an attempt has failed; ask the source to tell what is wrong.
         failures: attempts in a row that brought next to nothing.
     """
 
     file: Incoming
     round: int
-    careful: bool = False
     failures: int = 0
 
     @property

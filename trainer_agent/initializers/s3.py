@@ -1,19 +1,11 @@
-"""
-s3://: objects of a bucket.
-
-Listing, checksums and second attempts are ours (`s3_bucket`), which can tell what is wrong;
-first attempts at the bytes are obstore's, which is several times faster.
-"""
+"""s3://: objects of a bucket."""
 
 from __future__ import annotations
 
 import re
-import threading
-from contextlib import suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainer_agent.errors import AgentError, FatalError
+from trainer_agent.errors import FatalError
 from trainer_agent.initializers import (
     PATIENCE_S,
     STALL_S,
@@ -23,23 +15,15 @@ from trainer_agent.initializers import (
     TransientError,
     s3_checksum,
 )
-from trainer_agent.initializers.http import CHUNK_BYTES, CONNECT_TIMEOUT_S, authorities, proxy_of
 from trainer_agent.initializers.retry import persist
 from trainer_agent.initializers.s3_bucket import AccessDeniedError, Bucket
 from trainer_agent.initializers.s3_xml import unquoted
-from trainer_agent.initializers.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from obstore.store import ClientConfig
-
-    from trainer_agent.initializers.s3_credentials import Credentials
-
 # Of files up to this size only the listing's ETag is used: one more request each would double their cost.
 SMALL_BYTES = 8 << 20
-# obstore's paths have neither empty segments nor dots; control characters and undecodable bytes it refuses.
-UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
 
 
 class S3Source:
@@ -66,21 +50,14 @@ class S3Source:
         # One slash at the end may be left out; any other belongs to the keys.
         self.key = prefix.removesuffix("/")
         self.prefix = f"{self.key}/" if prefix else ""
-        self.environ = environ
         self.bucket = Bucket(name, environ, stall_s=stall_s)
-        self.stall_s = stall_s
         self.patience_s = patience_s
-        self.wire = self._direct()
-        self._lock = threading.Lock()
-        self._made: tuple[Credentials | None, str, Any] | None = None
         self._asked: set[str] = set()
         self._learned: dict[str, str] = {}
         self._md5: bool | None = None
 
     def entries(self) -> Iterator[Entry]:
         """List the objects page by page; markers of empty directories are left out."""
-        # Loading what the bytes will need takes as long as the first answer.
-        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
         found = False
         try:
             for entry in self._below():
@@ -96,13 +73,22 @@ class S3Source:
         if not found and (single := self._single()):
             yield single
 
-    def read(self, entry: Entry, start: int, stop: int, *, careful: bool) -> Iterator[memoryview]:
-        """Yield the bytes `[start, stop)`: small objects by our own wire, others by obstore, or carefully."""
-        if careful or UNSPEAKABLE.search(entry.key):
-            return self._read_carefully(entry, start, stop)
-        if self.wire is not None and (start, stop) == (0, entry.size) and entry.size <= SMALL_BYTES:
-            return self._read_small(self.wire, entry)
-        return self._read_fast(entry, start, stop)
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes `[start, stop)`; with those of a whole object comes its checksum, which is kept."""
+        whole = (start, stop) == (0, entry.size)
+        headers = {"x-amz-checksum-mode": "ENABLED"} if whole else {"Range": f"bytes={start}-{stop - 1}"}
+        # If-Match never matches a weak one.
+        if entry.version and not entry.version.startswith("W/"):
+            headers["If-Match"] = f'"{entry.version}"'
+        with self.bucket.open(entry.key, headers) as answer:
+            _check_same(entry, answer.headers.get("ETag"))
+            if not whole:
+                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
+            elif length := answer.headers.get("Content-Length", ""):
+                _check_same(entry, None, int(length))
+            if whole and (found := s3_checksum.of_object(answer.headers, entry.version)):
+                self._learned[entry.key] = found
+            yield from answer.pieces()
 
     def checksum(self, entry: Entry) -> str:
         """
@@ -174,113 +160,6 @@ class S3Source:
         if part is None:  # some servers answer with the ETag of the part
             _check_same(entry, headers.get("ETag"))
         return headers
-
-    def _read_fast(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
-        import obstore.exceptions as oe
-
-        options: dict[str, Any] = {} if (start, stop) == (0, entry.size) else {"range": (start, stop)}
-        if strong := _strong(entry):
-            options["if_match"] = strong
-        store = self._store()
-        try:
-            result = store.get(entry.key, options=options)
-            _check_same(entry, result.meta["e_tag"], result.meta["size"])
-            for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
-                yield memoryview(chunk)
-        except (oe.PreconditionError, FileNotFoundError) as error:
-            raise _changed(entry, "its ETag is another, or it is gone") from error
-        except (oe.BaseError, OSError) as error:
-            # obstore hides statuses in texts, which repeat the request: the careful attempt tells what is wrong.
-            reason = type(error).__name__
-            raise TransientError("source-unavailable", f"{entry.key} was not read through ({reason})") from error
-
-    def _read_small(self, wire: Wire, entry: Entry) -> Iterator[memoryview]:
-        """Read a whole object, and keep the checksum that comes with it."""
-        asked = {"x-amz-checksum-mode": "ENABLED"}
-        if strong := _strong(entry):
-            asked["If-Match"] = strong
-        url, headers = self.bucket.signed(entry.key, asked)
-        answer = wire.get(url[len(self.bucket.host) :], headers)
-        try:
-            _check_same(entry, answer.headers.get("etag"), answer.size)
-        except ChangedError:
-            answer.close()
-            raise
-        if found := s3_checksum.of_object(answer.headers, entry.version):
-            self._learned[entry.key] = found
-        yield from answer.pieces()
-
-    def _direct(self) -> Wire | None:
-        """Return a wire to the bucket's host; None through a proxy, which only real clients know to use."""
-        if proxy_of(self.bucket.host, self.environ):
-            return None
-        tls = None
-        if self.bucket.host.startswith("https://"):
-            import ssl
-
-            tls = ssl.create_default_context(cafile=authorities(self.environ))
-        return Wire(self.bucket.host, tls=tls, stall_s=self.stall_s)
-
-    def _read_carefully(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
-        whole = (start, stop) == (0, entry.size)
-        headers = {} if whole else {"Range": f"bytes={start}-{stop - 1}"}
-        if strong := _strong(entry):
-            headers["If-Match"] = strong
-        with self.bucket.open(entry.key, headers) as answer:
-            _check_same(entry, answer.headers.get("ETag"))
-            if not whole:
-                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
-            for piece in answer.pieces():
-                yield memoryview(piece)
-
-    def _warm_up(self) -> None:
-        with suppress(AgentError):  # whoever needs it will be told
-            self._store()
-
-    def _store(self) -> Any:
-        """Return obstore's client; another one when the credentials or the region have changed."""
-        now = (self.bucket.keeper.get(), self.bucket.region)
-        with self._lock:
-            if self._made is None or self._made[:2] != now:
-                self._made = (*now, self._make_store(now[0]))
-            return self._made[2]
-
-    def _make_store(self, credentials: Credentials | None) -> Any:
-        from obstore.store import S3Store
-
-        client: ClientConfig = {
-            "allow_http": self.bucket.host.startswith("http://"),
-            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-            "read_timeout": timedelta(seconds=self.stall_s),
-            "timeout": timedelta(days=7),  # of a whole answer: a slow line is no error, a stall is
-        }
-        if bundle := authorities(self.environ):
-            client["root_certificate"] = bundle.read_bytes()
-        # Keys go in by this door alone: obstore would pair those given otherwise with AWS_SESSION_TOKEN of the process.
-        signing: dict[str, Any] = {"skip_signature": True}
-        if credentials is not None:
-            keys = {
-                "access_key_id": credentials.access_key,
-                "secret_access_key": credentials.secret_key,
-                "token": credentials.token or None,
-                "expires_at": None,
-            }
-            signing = {"skip_signature": False, "credential_provider": lambda: keys}
-        return S3Store(
-            self.bucket.name,
-            endpoint=self.bucket.host,
-            region=self.bucket.region,
-            virtual_hosted_style_request=self.bucket.virtual,
-            client_options=client,
-            # Attempts are counted in one place, which is not here.
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},
-            **signing,
-        )
-
-
-def _strong(entry: Entry) -> str:
-    """Return the ETag for If-Match, which never matches a weak one."""
-    return f'"{entry.version}"' if entry.version and not entry.version.startswith("W/") else ""
 
 
 def _check_same(entry: Entry, etag: str | None, size: int | None = None) -> None:

@@ -94,11 +94,6 @@ class Bucket:
         except ChangedError:
             return None
 
-    def signed(self, key: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-        """Return the address of an object and the headers of a GET that asks for it."""
-        url = self.url(key)
-        return url, sign(self.keeper.get(), "GET", url, headers=headers, region=self.region)
-
     @contextmanager
     def open(self, key: str, headers: Mapping[str, str]) -> Iterator[Stream]:
         """Open a GET; whatever is not the object, or a part of it, is raised."""

@@ -1,7 +1,7 @@
 """
 The transfer: one queue of (file, range) jobs for all sources, and as many streams as help.
 
-A range that fails goes back into the queue from its last byte on, carefully and after a pause.
+A range that fails goes back into the queue from its last byte on, and rests there for a while.
 Streams are daemon threads: one that waits for a dead server ends with the process, which is a child of ours.
 """
 
@@ -183,7 +183,7 @@ class Transfer:
 
     def _receive(self, job: Range) -> None:
         file, asked_at, first, asked = job.file, time.monotonic(), job.start, job.stop
-        for piece in file.source.read(file.entry, first, asked, careful=job.careful):
+        for piece in file.source.read(file.entry, first, asked):
             if self._stopping or self._failure is not None:
                 file.keep(job)
                 return
@@ -218,8 +218,7 @@ class Transfer:
                 self._wake.set()
 
     def _again(self, job: Job, error: TransientError) -> None:
-        """Put a job back, careful and for later; the server may have asked for fewer, and for quiet."""
-        job.careful = True
+        """Put a job back for later; the server may have asked for fewer, and for quiet."""
         job.failures += 1
         if isinstance(error, ChangedError) or job.failures >= self.attempts:
             self._fail(error)
@@ -250,9 +249,7 @@ class Transfer:
                 get_logger().warning(error.message, code=error.code, file=job.file.entry.path, then="fetching it again")
             else:
                 lane.whole = True
-            for again in job.file.start_again(range_bytes=None if lane.whole else self._range_bytes()):
-                again.careful = isinstance(error, DiffersError)
-                lane.planned.append(again)
+            lane.planned.extend(job.file.start_again(range_bytes=None if lane.whole else self._range_bytes()))
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -1,9 +1,8 @@
 """
-A GET on a kept connection whose answer is the plain one: status 200, its length, the bytes.
+A GET on a kept connection, for bytes: no more than a request, a head and a body whose length is announced.
 
-For small objects a client costs more than their bytes do, and obstore hides the headers with their checksums. This one
-does nothing else: whatever is not plain ends the connection and is a `TransientError`, and the careful attempt that
-follows tells what it was. Measured for 2,000 objects of 256 KiB: 0.3 s of CPU, obstore 0.5 s and an MD5 of each 0.7 s.
+Measured beside obstore and urllib3, this takes the least CPU: 1.1 s for 2 GiB where obstore takes 1.6 s, and 0.3 s for
+2,000 objects of 256 KiB where it takes 0.5 s. Answers that are framed in another way are left to a whole client.
 """
 
 from __future__ import annotations
@@ -14,18 +13,42 @@ import struct
 import threading
 import weakref
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-
-from trainer_agent.initializers import TransientError
-from trainer_agent.initializers.http import CONNECT_TIMEOUT_S
+from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator, Mapping
 
+CONNECT_TIMEOUT_S = 10.0
+# Measured: what is read at once should stay in the processor's cache until it is written; 1 MiB takes twice the time.
 BUFFER_BYTES = 256 * 1024
+# Of a connection whose body nobody reads to the end, this much is read so that it can be kept.
+ERROR_BYTES = 64 * 1024
 END_OF_HEAD = b"\r\n\r\n"
+UNSENDABLE = re.compile(r"[^\x21-\x7e]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+STATUS = re.compile(r"HTTP/1\.1 ([2-5][0-9][0-9])(?: |$)")
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class UnframedError(Exception):
+    """The answer is one for a whole client: chunked, without a length, or of another protocol."""
+
+
+class CutError(ConnectionError):
+    """The connection ended before the answer did."""
+
+
+class Headers(dict[str, str]):
+    """Headers by their names, in whatever letters."""
+
+    def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+        """Return a header's value."""
+        return super().get(name.lower(), default)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a header."""
+        return super().__contains__(str(name).lower())
 
 
 class Wire:
@@ -40,146 +63,158 @@ class Wire:
 
     def __init__(self, origin: str, *, tls: ssl.SSLContext | None, stall_s: float) -> None:
         parts = urlsplit(origin)
+        default = DEFAULT_PORTS[parts.scheme]
         self.host = parts.hostname or ""
-        self.port = parts.port or (443 if tls else 80)
-        self.netloc = parts.netloc
+        self.port = parts.port or default
+        # As it is signed: without the scheme's own port.
+        self.netloc = parts.netloc.rpartition("@")[2].lower().removesuffix(f":{default}")
         self.tls = tls
         self.stall_s = stall_s
         self._kept = threading.local()
 
-    def get(self, target: str, headers: Mapping[str, str]) -> Answer:
+    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         """
-        Return the answer to a GET of `target`; its body must be read to the end before the thread's next one.
+        Return the answer to a GET; its body is read to its end before the thread's next one, or closed.
 
         Raises:
-            TransientError: no answer, or none of the plain kind.
+            UnframedError: ask with a whole client.
+            ValueError: a header has characters that none may have.
+            OSError: no answer.
         """
-        lines = [f"GET {target} HTTP/1.1", f"Host: {self.netloc}", *(f"{k}: {v}" for k, v in headers.items())]
+        parts = urlsplit(url)
+        target = UNSENDABLE.sub(
+            lambda found: quote(found[0]), (parts.path or "/") + f"?{parts.query}" * bool(parts.query)
+        )
+        lines = [f"GET {target} HTTP/1.1", f"Host: {self.netloc}", "Accept-Encoding: identity"]
+        lines += (f"{name}: {value}" for name, value in headers.items())
         if CONTROL.search("".join(lines)):
-            raise _not_plain("the request has control characters")
-        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+            raise ValueError
+        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         connection: _Connection | None = getattr(self._kept, "connection", None)
         self._kept.connection = None  # until the body has been read
-        try:
-            if connection is None or (answer := self._ask(connection, request)) is None:
-                connection = self._connect()
-                answer = self._ask(connection, request)
-        except OSError as error:
-            if connection is not None:
-                connection.close()
-            raise _not_plain(type(error).__name__) from error
-        if answer is None:
-            raise _not_plain("the connection ended")
-        return answer
-
-    def _ask(self, connection: _Connection, request: bytes) -> Answer | None:
-        """Return the answer, None when the server had closed the connection, as it may between two requests."""
-        try:
-            connection.socket.sendall(request)
-            head, got = connection.read_head()
-        except ConnectionError:
-            head, got = b"", 0
-        if not head:
-            connection.close()
-            return None
-        try:
-            return Answer(connection, self._kept, head, got)
-        except (ValueError, KeyError) as error:
-            connection.close()
-            raise _not_plain(head[:60].partition(b"\r\n")[0].decode("latin-1")) from error
+        head = connection.ask(request) if connection else b""
+        if not head:  # the server had closed the connection, as it may between two requests
+            connection = self._connect()
+            head = connection.ask(request)
+        if not connection or not head:
+            raise CutError
+        return Answer(url, connection, self._kept, head)
 
     def _connect(self) -> _Connection:
         plain = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected = self.tls.wrap_socket(plain, server_hostname=self.host) if self.tls else plain
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = self.tls.wrap_socket(plain, server_hostname=self.host) if self.tls else plain
+        except BaseException:
+            plain.close()
+            raise
         # A time-out of the kernel's leaves the socket blocking, so that one call can wait for a whole buffer.
         connected.settimeout(None)
         seconds = struct.pack("ll", int(self.stall_s), int(self.stall_s % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connected.setsockopt(socket.SOL_SOCKET, option, seconds)
-        return _Connection(connected, flags=0 if self.tls else socket.MSG_WAITALL)
+        return _Connection(connected, is_tls=self.tls is not None)
 
 
 class _Connection:
     """A socket and the buffer that it is read into."""
 
-    def __init__(self, connected: socket.socket, *, flags: int) -> None:
+    def __init__(self, connected: socket.socket, *, is_tls: bool) -> None:
         self.socket = connected
-        self.flags = flags
+        self.is_tls = is_tls
+        self.flags = 0 if is_tls else socket.MSG_WAITALL
         self.buffer = bytearray(BUFFER_BYTES)
         self.view = memoryview(self.buffer)
+        self.got = 0  # bytes in the buffer once a head has been read
         weakref.finalize(self, connected.close)  # when the thread that kept it has ended
 
-    def read_head(self) -> tuple[bytes, int]:
-        """Return the head of an answer and how many bytes are in the buffer; no head when there is none."""
-        got = 0
-        while got < BUFFER_BYTES and (received := self.socket.recv_into(self.view[got:])):
-            got += received
-            if (end := self.buffer.find(END_OF_HEAD, 0, got)) >= 0:
-                return bytes(self.view[:end]), got
-        return b"", 0
+    def ask(self, request: bytes) -> bytes:
+        """Return the head of the answer; none when the connection has ended."""
+        try:
+            self.socket.sendall(request)
+            head = self._read_head()
+        except ConnectionError:
+            head = b""
+        except BaseException:
+            self.close()
+            raise
+        if not head:
+            self.close()
+        return head
 
     def fill(self, size: int) -> memoryview:
-        """Return up to `size` bytes; none when the connection ended."""
-        room = min(size, BUFFER_BYTES)
-        return self.view[: self.socket.recv_into(self.view[:room], room, self.flags)]
+        """Return up to `size` bytes, as many as the buffer holds; fewer when the connection ended."""
+        size = min(size, BUFFER_BYTES)
+        got = self.socket.recv_into(self.view[:size], size, self.flags)
+        # TLS comes in records of 16 KiB, each of which would cost a write.
+        while self.is_tls and got < size and (received := self.socket.recv_into(self.view[got:size])):
+            got += received
+        return self.view[:got]
 
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
 
+    def _read_head(self) -> bytes:
+        self.got = 0
+        while self.got < BUFFER_BYTES and (received := self.socket.recv_into(self.view[self.got :])):
+            self.got += received
+            if (end := self.buffer.find(END_OF_HEAD, 0, self.got)) >= 0:
+                return bytes(self.view[:end])
+        return b""
+
 
 class Answer:
     """
-    A plain answer; `headers` has names in small letters.
+    An answer whose body is still coming.
 
     Raises:
-        ValueError, KeyError: it is another kind of answer.
+        UnframedError: its body has no announced length.
     """
 
-    def __init__(self, connection: _Connection, kept: threading.local, head: bytes, got: int) -> None:
-        status, *lines = head.decode("latin-1").split("\r\n")
-        if not status.startswith("HTTP/1.1 200"):
-            raise ValueError(status)
+    def __init__(self, url: str, connection: _Connection, kept: threading.local, head: bytes) -> None:
+        first, *lines = head.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
-        self.headers = {name.lower(): value.strip() for name, _, value in pairs}
-        if "transfer-encoding" in self.headers:
-            raise ValueError(status)
-        self.size = int(self.headers["content-length"])
+        self.url = url
+        self.headers: Mapping[str, str] = Headers((name.lower(), value.strip()) for name, _, value in pairs)
+        status, length = STATUS.match(first), self.headers.get("content-length", "")
+        if not status or not length.isdecimal() or self.headers.get("transfer-encoding", ""):
+            connection.close()
+            raise UnframedError(first[:60])
+        self.status = int(status[1])
+        self._left = int(length)
         self._connection = connection
         self._kept = kept
-        self._first = connection.view[len(head) + len(END_OF_HEAD) : got]
+        self._first = connection.view[len(head) + len(END_OF_HEAD) : connection.got]
 
-    def close(self) -> None:
-        """Leave the body unread."""
-        self._connection.close()
+    def error_body(self) -> bytes:
+        """Return the beginning of the body, where servers say what is wrong."""
+        said = b""
+        for piece in self.pieces():
+            said += piece
+            if len(said) >= ERROR_BYTES:
+                break
+        return said[:ERROR_BYTES]
 
     def pieces(self) -> Iterator[memoryview]:
         """
         Yield the body, each piece valid until the next one.
 
         Raises:
-            TransientError: it was cut, or stalled.
+            OSError: it was cut, or stalled.
         """
-        left = self.size
-        try:
-            piece = self._first
-            while left:
-                if len(piece) > left:
-                    raise _not_plain("more than was announced")
-                if piece:
-                    left -= len(piece)  # before: nobody need ask for more than the last piece
-                    yield piece
-                if left and not (piece := self._connection.fill(left)):
-                    raise _not_plain(f"the body ended {left:,} bytes early")
-        except OSError as error:
-            raise _not_plain(type(error).__name__) from error
-        finally:
-            if left or self.headers.get("connection", "").lower() == "close":
-                self._connection.close()
-            else:
-                self._kept.connection = self._connection
+        piece = self._first
+        while self._left:
+            piece = piece or self._connection.fill(self._left)
+            if not piece or len(piece) > self._left:
+                raise CutError
+            self._left -= len(piece)  # before: nobody need ask for more than the last piece
+            yield piece
+            piece = piece[:0]
 
-
-def _not_plain(why: str) -> TransientError:
-    return TransientError("source-unavailable", f"the quick way did not work: {why}")
+    def close(self) -> None:
+        """Keep the connection if its body has been read, else end it."""
+        if self._left or self.headers.get("connection", "").lower() == "close":
+            self._connection.close()
+        else:
+            self._kept.connection = self._connection
