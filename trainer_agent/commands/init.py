@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainer_agent.initializers import Source
     from trainer_agent.initializers.delivery import Order
-    from trainer_agent.initializers.fetch import Summary
+    from trainer_agent.initializers.summary import Summary
 
 KINDS = ("dataset", "model")
 VERIFY = ("auto", "size", "full")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, names, patterns, record
 from trainer_agent.initializers.checksums import unmatched
+from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
 from trainer_agent.initializers.journal import Journal, identity_of, part_name
 from trainer_agent.initializers.record import Kept, Record
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from trainer_agent.host import Host
     from trainer_agent.initializers import Source
 
 PARTS = "parts"
@@ -69,9 +71,10 @@ class Delivery:
         incoming: what has to be fetched.
     """
 
-    def __init__(self, order: Order, *, boot: str) -> None:
+    def __init__(self, order: Order, *, boot: str, host: Host) -> None:
         self.order = order
         self.boot = boot
+        self.host = host
         self.entries: dict[str, Entry] = {}
         self.kept: dict[str, Kept] = {}
         self.staged: list[Staged] = []
@@ -88,6 +91,11 @@ class Delivery:
         """The journal of the attempts since."""
         (self.order.hidden / PARTS).mkdir(parents=True, exist_ok=True)
         return Journal(self.order.hidden, uri=self.order.source.uri, boot=self.boot)
+
+    @cached_property
+    def disk(self) -> Disk:
+        """The file system of the destination."""
+        return Disk(self.order.hidden, host=self.host)
 
     def survey(self) -> None:
         """
@@ -129,6 +137,7 @@ class Delivery:
             FatalError: what is in the way is not ours.
         """
         destination = self.order.destination
+        self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
         self._remove_stale()  # first: a file that is gone may have become a directory
         names.check_parents(destination, [s.entry.path for s in whole])
@@ -138,8 +147,7 @@ class Delivery:
         for staged in whole:
             staged.part.replace(destination / staged.entry.path)
             self.kept[staged.entry.path] = staged.kept
-        for parent in parents:
-            _sync(parent)
+        self.disk.wait(parents)
         self._write_record()
 
     def close(self) -> None:
@@ -148,6 +156,8 @@ class Delivery:
             file.close()
         if "journal" in self.__dict__:
             self.journal.close()
+        if "disk" in self.__dict__:
+            self.disk.close()
 
     def _list(self) -> None:
         order = self.order
@@ -249,6 +259,7 @@ class Delivery:
                 entry,
                 part,
                 self.journal,
+                self.disk,
                 wanted=self._wanted(entry) if self.order.verify != "size" else "",
                 verify=self.order.verify != "size",
                 saved=saved,
@@ -305,11 +316,3 @@ def _proved(path: Path, kept: Kept) -> Kept | None:
     except OSError:
         return None
     return Kept(kept.size, kept.version, kept.checksum, stat.st_mtime_ns) if actual == kept.checksum else None
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
@@ -16,6 +16,7 @@ from trainer_agent.initializers.delivery import Delivery, Order
 from trainer_agent.initializers.lock import claimed
 from trainer_agent.initializers.progress import Progress
 from trainer_agent.initializers.streams import SMALL_BYTES, Streams
+from trainer_agent.initializers.summary import Summary
 from trainer_agent.initializers.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -52,34 +53,6 @@ class Bounds:
     attempts: int = 10
 
 
-@dataclass
-class Summary:
-    """What was done: files and bytes in all, files and bytes that were fetched, seconds of each phase."""
-
-    files: int = 0
-    size: int = 0
-    fetched_files: int = 0
-    fetched_size: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
-
-    def of(self, deliveries: Sequence[Delivery]) -> Summary:
-        """Return this with the sums of what was delivered."""
-        entries = [entry for delivery in deliveries for entry in delivery.entries.values()]
-        self.files, self.size = len(entries), sum(entry.size for entry in entries)
-        self.fetched_files = sum(len(delivery.incoming) for delivery in deliveries)
-        self.fetched_size = sum(delivery.to_come for delivery in deliveries)
-        return self
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.phases[name] = round(time.monotonic() - started, 2)
-
-
 def fetch(
     orders: Sequence[Order], *, host: Host, bounds: Bounds, meanwhile: Callable[[], None] = lambda: None
 ) -> Summary:
@@ -99,7 +72,7 @@ def fetch(
     deadline = time.monotonic() + bounds.timeout_s
     summary = Summary()
     boot = (host.read(BOOT_ID) or "").strip()
-    deliveries = [Delivery(order, boot=boot) for order in orders]
+    deliveries = [Delivery(order, boot=boot, host=host) for order in orders]
     with ExitStack() as stack:
         with summary.phase("claim"):
             claims = [stack.enter_context(_claim(order, boot=boot, deadline=deadline)) for order in orders]

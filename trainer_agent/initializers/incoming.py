@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer_agent.initializers import Entry, Source
+    from trainer_agent.initializers.disk import Disk
     from trainer_agent.initializers.journal import Journal
 
 # Digest of files whose source may know no checksum: S3's own default, next to free, kept for `--verify full`.
@@ -96,6 +97,7 @@ class Incoming:
     entry: Entry
     part: Path
     journal: Journal
+    disk: Disk
     wanted: str = ""
     verify: bool = True
     saved: Saved | None = None
@@ -250,7 +252,7 @@ class Incoming:
             self._differs()
         if not self.wanted and self.saved is not None and not self.saved.same_boot:
             raise DiffersError("resume-unproved", f"{self.entry.path}: nothing proves what an earlier node left")
-        os.fdatasync(self._fd)  # here, while others move bytes, it costs next to nothing
+        self.disk.take(self._fd, self.part, self.entry.size)
         self.identity = identity_of(os.fstat(self._fd))
         self.journal.file_done(self.entry, self.actual, self.identity)
         self.close()
