@@ -28,7 +28,6 @@ SYNC_FILE_RANGE_WRITE = 2
 # such request costs more than it saves (2,000 of 256 KiB took twice as long).
 WRITE_BACK_BYTES = 8 << 20
 PREALLOCATE_BYTES = 4 << 20
-ASK_AFTER_BYTES = 8 << 20
 # What a stream with nothing else to do takes from another: a smaller half is not worth a connection, in which a few MB
 # are on their way.
 SPLIT_BYTES = 8 << 20
@@ -132,8 +131,8 @@ class Incoming:
             self._proof = choose(self.wanted or UNASKED, self.entry.size, saved) if self.verify else Unproved()
             step = self.entry.size if range_bytes is None else min(range_bytes, self._proof.range_bytes)
             pairs = _gaps(self.entry.size, max(1, step), saved)
-            # Of small files the checksum is asked after the bytes, with which it may have come; of others meanwhile.
-            settle = not pairs or (self.verify and not self.wanted and self.entry.size > ASK_AFTER_BYTES)
+            # The checksum may come with the bytes of a whole file; of others it is asked for meanwhile.
+            settle = not pairs or (self.verify and not self.wanted and len(pairs) > 1)
             self._left = len(pairs) + settle
             jobs = [Job(self, self.round)] if settle else []
             return [*(self._range(start, stop) for start, stop in pairs), *jobs]
