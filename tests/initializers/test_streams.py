@@ -10,8 +10,8 @@ GB = 10**9
 @pytest.mark.parametrize(
     "first_byte_s,small,most,expected",
     [
-        (0.001, False, 64, 8),
-        (0.001, True, 64, 8),
+        (0.001, False, 64, 16),
+        (0.001, True, 64, 16),
         (0.030, False, 64, 32),
         (0.030, True, 64, 64),
         (0.030, True, 256, 128),
@@ -20,7 +20,7 @@ GB = 10**9
     ],
 )
 def test_the_first_bytes_say_how_far_the_server_is(first_byte_s, small, most, expected):
-    """Eight for a near one, more for a far one, never more than allowed."""
+    """Sixteen for a near one, more for a far one, never more than allowed."""
     streams = Streams(most, small=small)
     for _ in range(8):
         streams.first_byte(first_byte_s)
@@ -34,7 +34,7 @@ def test_one_fast_answer_is_enough_to_be_near():
     for seconds in (0.5, 0.5, 0.002, *[0.5] * 20):
         streams.first_byte(seconds)
 
-    assert streams.allowed == 8
+    assert streams.allowed == 16
 
 
 def drive(streams, rate_of, *, seconds):
@@ -51,12 +51,12 @@ def drive(streams, rate_of, *, seconds):
 
 def test_streams_grow_where_each_is_limited():
     """80 MB/s a connection without latency: more streams bring more, until the wire is full."""
-    assert drive(Streams(64, small=False), lambda n: min(n * 80e6, 1.25 * GB), seconds=15) == [8, 12, 18, 27, 18]
+    assert drive(Streams(64, small=False), lambda n: min(n * 80e6, 2.5 * GB), seconds=15) == [16, 24, 36, 54, 36]
 
 
 def test_streams_go_back_where_more_bring_nothing():
     """A saturated server is probed once, then left alone for a while."""
-    assert drive(Streams(64, small=False), lambda n: 1.0 * GB, seconds=15) == [8, 12, 8]
+    assert drive(Streams(64, small=False), lambda n: 1.0 * GB, seconds=15) == [16, 24, 16]
 
 
 def test_a_busy_server_gets_half():

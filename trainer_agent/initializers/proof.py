@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 RANGE_BYTES = 64 << 20
-# Hashing in order can only begin when the first range is there, so that one should not be long.
-RANGE_IN_ORDER_BYTES = 16 << 20
+# Hashing in order can only begin when the first range is there, so that one should not be long. Measured with 1 GiB
+# and SHA-256: 8 MiB 1.3 s, 16 MiB 1.5 s, 4 MiB 1.7 s.
+RANGE_IN_ORDER_BYTES = 8 << 20
 
 
 class Digest(Protocol):
