@@ -12,25 +12,35 @@ from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, Findi
 from trainer_agent.initializers import TransientError
 from trainer_agent.process import CrashedError, contained
 
+# It says that it is at work, on standard error and through a pipe, once it is ready to be told to stop.
 SCRIPT = """
-import os, sys, threading
+import os, signal, sys, threading
 from trainer_agent.errors import Terminated
 from trainer_agent.process import catch_termination, contained
 
 def work():
-    print("at work", flush=True, file=sys.stderr)
+    {before}
     try:
-        {body}
+        print("at work", flush=True, file=sys.stderr)
+        os.write(say, b".")
+        threading.Event().wait()
     except Terminated as error:
         print("told", error.signum, flush=True, file=sys.stderr)
         {after}
 
+heard, say = os.pipe()
 catch_termination()
+{first}
 try:
-    contained(work, grace_s=0.5)
+    contained(work, grace_s={grace_s})
 except Terminated as error:
     sys.exit(128 + error.signum)
 """
+
+
+def command(*, first="pass", before="pass", after="pass", grace_s=60):
+    """Return a command that runs the script with these lines in it."""
+    return [sys.executable, "-c", SCRIPT.format(first=first, before=before, after=after, grace_s=grace_s)]
 
 
 def test_values_and_processes():
@@ -79,33 +89,39 @@ def test_a_kill_is_told():
 
 
 @pytest.mark.parametrize(
-    "body,after,told",
+    "lines,told",
     [
-        ("threading.Event().wait()", "pass", ["at work", "told 15"]),
-        ("threading.Event().wait()", "threading.Event().wait()", ["at work", "told 15"]),
-        ("signal.pthread_sigmask(signal.SIG_BLOCK, [15]); threading.Event().wait()", "pass", ["at work"]),
+        ({"grace_s": 60}, ["at work", "told 15"]),
+        ({"grace_s": 2, "after": "threading.Event().wait()"}, ["at work", "told 15"]),
+        ({"grace_s": 0.2, "before": "signal.pthread_sigmask(signal.SIG_BLOCK, [15])"}, ["at work"]),
     ],
     ids=["obeys", "dawdles", "deaf"],
 )
-def test_sigterm_is_passed_on_and_then_enforced(body, after, told):
-    """The child gets half a second to obey; then it is killed."""
-    script = "import signal" + SCRIPT.format(body=body, after=after)
-    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as parent:
-        lines = [parent.stderr.readline().strip()]
+def test_sigterm_is_passed_on_and_then_enforced(lines, told):
+    """A child that does not obey in time is killed; for one that does, nobody waits any longer."""
+    with subprocess.Popen(command(**lines), stderr=subprocess.PIPE, text=True) as parent:
+        output = parent.stderr.readline()
         parent.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        lines += parent.stderr.read().split("\n")
+        output += parent.stderr.read()
         code = parent.wait(timeout=10)
 
-    assert (code, [line for line in lines if line]) == (143, told)
-    assert time.monotonic() - began < 5
+    assert (143, told) == (code, output.splitlines())
+    assert time.monotonic() - began < 30
+
+
+def test_sigterm_is_passed_on_from_the_first_moment():
+    """The child may be at work before its parent has come back from the fork, where signals are held."""
+    hook = "os.register_at_fork(after_in_parent=lambda: (os.read(heard, 1), os.kill(os.getpid(), signal.SIGTERM)))"
+    done = subprocess.run(command(first=hook), capture_output=True, text=True, timeout=60, check=False)
+
+    assert (143, "at work\ntold 15\n") == (done.returncode, done.stderr)
 
 
 def test_a_killed_parent_takes_the_child_along():
     """Nobody goes on writing into a destination that somebody else may claim."""
-    script = SCRIPT.format(body="threading.Event().wait()", after="pass")
-    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stderr.readline().strip() == "at work"
+    with subprocess.Popen(command(), stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr.readline() == "at work\n"
         parent.kill()
         # The pipe ends when the last writer is gone.
         assert parent.stderr.read() == ""

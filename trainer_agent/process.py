@@ -209,17 +209,21 @@ def contained(function: Callable[[], Any], *, grace_s: float) -> Any:
         AgentError: as `function` raised it.
         CrashedError: the child ended without an answer.
     """
-    with termination_held():
-        child = _Child(lambda: _outcome(function), math.inf, default_signals=False)
+    child = None
     try:
+        with termination_held():
+            child = _Child(lambda: _outcome(function), math.inf, default_signals=False)
+        # What was held back comes here, where the child hears of it.
         child.listen(math.inf)
     except Terminated as error:
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, error.signum)
-        child.listen(time.monotonic() + grace_s)
+        if child:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, error.signum)
+            child.listen(time.monotonic() + grace_s)
         raise
     finally:
-        answer = child.answer()
+        if child:
+            answer = child.answer()
     if answer.error:
         raise answer.error
     kind, value = answer.value
