@@ -21,6 +21,30 @@ MODEL = [
     "vocab.txt",
 ]
 
+# What transformers, accelerate and DeepSpeed save beside a model.
+LEFT = [
+    "training_args.bin",
+    "trainer_state.json",
+    "optimizer.pt",
+    "optimizer.bin",
+    "optimizer_1.bin",
+    "scheduler.pt",
+    "scheduler.bin",
+    "scaler.pt",
+    "sampler.bin",
+    "dl_state_dict.bin",
+    "rng_state.pth",
+    "rng_state_3.pth",
+    "random_states_0.pkl",
+    "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+]
+PT = "*.pt, *.pth (2)"
+NONE = "no weights here (*.safetensors, *.gguf, *.bin, *.pt, *.pth, *.msgpack, *.h5); --allow-patterns brings others"
+
+
+def of_hub(paths, **more):
+    return chosen(paths, kind="model", scheme="hf", **more)
+
 
 def chosen(paths, *, allow=None, ignore=(), kind="dataset", scheme="s3"):
     entries = [Entry(path, 1, path) for path in paths]
@@ -32,7 +56,7 @@ def chosen(paths, *, allow=None, ignore=(), kind="dataset", scheme="s3"):
 def test_patterns_mean_what_they_mean_to_the_hub(names, allow, ignore):
     wanted = list(filter_repo_objects(names, allow_patterns=allow, ignore_patterns=ignore))
 
-    assert (wanted, "") == chosen(names, allow=allow, ignore=ignore, kind="model", scheme="hf")
+    assert (wanted, "") == of_hub(names, allow=allow, ignore=ignore)
 
 
 @pytest.mark.parametrize(
@@ -70,38 +94,66 @@ def test_ignored_files_do_not_come():
 def test_of_a_model_of_the_hub_comes_what_kubeflow_takes():
     wanted = ["config.json", "model.safetensors", "onnx/config.json", "tokenizer.model", "vocab.txt"]
 
-    assert (wanted, "") == chosen(MODEL, kind="model", scheme="hf")
+    assert (wanted, "") == of_hub(MODEL)
 
 
 def test_patterns_of_ones_own_replace_the_defaults():
-    assert (["README.md"], "") == chosen(MODEL, allow=["*.md"], kind="model", scheme="hf")
+    assert (["README.md"], "") == of_hub(MODEL, allow=["*.md"])
 
 
 @pytest.mark.parametrize(
     "weights,taken,patterns",
     [
-        (["b.bin", "a.bin", "p.pt", "f.msgpack", "t.h5"], ["b.bin", "a.bin"], "2 files of *.bin"),
-        (["p.pt", "q.pth", "f.msgpack", "t.h5"], ["p.pt", "q.pth"], "2 files of *.pt, *.pth"),
-        (["f.msgpack", "t.h5"], ["f.msgpack"], "1 files of *.msgpack"),
-        (["deep/t.h5"], ["deep/t.h5"], "1 files of *.h5"),
+        (["b.bin", "a.bin", "p.pt", "f.msgpack", "t.h5"], ["b.bin", "a.bin"], "*.bin (2)"),
+        (["p.pt", "original/consolidated.00.pth", "f.msgpack"], ["p.pt", "original/consolidated.00.pth"], PT),
+        (["f.msgpack", "t.h5"], ["f.msgpack"], "*.msgpack (1)"),
+        (["deep/t.h5"], ["deep/t.h5"], "*.h5 (1)"),
+        (["openvino/openvino_model.bin", "p.pt", "q.pth"], ["p.pt", "q.pth"], PT),
     ],
 )
 def test_a_model_never_comes_without_its_weights(weights, taken, patterns):
     """Where there is neither safetensors nor GGUF, the first of the other forms comes, and a sentence says so."""
-    why = f"no safetensors or GGUF here, so the weights are the {patterns}"
+    why = f"no safetensors or GGUF here: the weights are {patterns}"
 
-    assert (["config.json", *taken], why) == chosen(["config.json", *weights], kind="model", scheme="hf")
+    assert (["config.json", *taken], why) == of_hub(["config.json", *weights])
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        ["pytorch_model.bin"],
+        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+        ["adapter_model.bin"],
+        ["unet/diffusion_pytorch_model.fp16.bin", "text_encoder/pytorch_model.bin"],
+        ["ggml-base.bin"],
+    ],
+)
+@pytest.mark.parametrize("directory", ["", "checkpoint-500/"])
+def test_what_a_trainer_left_is_no_weights(weights, directory):
+    """The state of an optimizer is twice as large as the model, and nobody starts from it."""
+    left = [directory + name for name in LEFT]
+
+    taken, why = of_hub([*left, *weights])
+
+    assert ([f"{directory}trainer_state.json", *weights], f"the weights are *.bin ({len(weights)})") == (
+        taken,
+        why.rpartition(": ")[2],
+    )
+
+
+@pytest.mark.parametrize("others", [LEFT, ["onnx/model.onnx", "onnx/model.onnx_data"], ["openvino_model.bin"], []])
+def test_a_model_without_weights_is_told(others):
+    """It comes as it is: a tokenizer is fetched so."""
+    json = [name for name in ["config.json", *others] if name.endswith(".json")]
+
+    assert (json, NONE) == of_hub(["config.json", *others])
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "model-q4.gguf"])
 def test_other_weights_stay_where_there_are_good_ones(weights):
-    assert ([weights], "") == chosen([weights, "pytorch_model.bin"], kind="model", scheme="hf")
+    assert ([weights], "") == of_hub([weights, "pytorch_model.bin", "training_args.bin"])
 
 
 def test_ignored_weights_are_not_missed():
     """A user who ignores them has chosen."""
-    ignore = ["*.bin", "*.safetensors"]
-
-    assert (["config.json"], "") == chosen(
-        ["config.json", "a.bin", "b.safetensors"], ignore=ignore, kind="model", scheme="hf"
-    )
+    assert (["config.json"], "") == of_hub(["config.json", "a.bin", "b.safetensors"], ignore=["*.bin", "*.safetensors"])

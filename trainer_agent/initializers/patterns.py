@@ -13,9 +13,23 @@ if TYPE_CHECKING:
 
 # What Kubeflow's initializer fetches of a model of the Hub.
 HUB_MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.gguf")
-# That list holds no weights for a repository without safetensors or GGUF; the first of these that it has comes too.
-WEIGHTS = ("*.safetensors", "*.gguf")
-OTHER_WEIGHTS = (("*.bin",), ("*.pt", "*.pth"), ("*.msgpack",), ("*.h5",))
+# The forms of weights, best first: a model comes with the first that it has.
+WEIGHTS = (("*.safetensors", "*.gguf"), ("*.bin",), ("*.pt", "*.pth"), ("*.msgpack",), ("*.h5",))
+# What is named like weights and is none: the state from which transformers, accelerate and DeepSpeed go on training,
+# and half of a model in OpenVINO's form.
+NO_WEIGHTS = (
+    "training_args.bin",
+    "optimizer*.bin",
+    "optimizer*.pt",
+    "*_optim_states.pt",
+    "scheduler*.bin",
+    "scheduler*.pt",
+    "scaler.pt",
+    "sampler*.bin",
+    "dl_state_dict*.bin",
+    "rng_state*.pth",
+    "openvino_*.bin",
+)
 
 
 def select(
@@ -34,22 +48,25 @@ def select(
         return [entry for entry in left if allowed(entry.path)], ""
     if (kind, scheme) != ("model", "hf"):
         return left, ""
-    return _hub_model(left)
+    form, weights = _weights(left)
+    wanted = matcher(HUB_MODEL)
+    found = [entry for entry in left if wanted(entry.path) or entry.path in weights]
+    if not form and not _weights(entries)[0]:
+        known = ", ".join(pattern for form in WEIGHTS for pattern in form)
+        return found, f"no weights here ({known}); --allow-patterns brings others"
+    if form and form != WEIGHTS[0]:
+        return found, f"no safetensors or GGUF here: the weights are {', '.join(form)} ({len(weights)})"
+    return found, ""
 
 
-def _hub_model(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
-    patterns: tuple[str, ...] = HUB_MODEL
-    why = ""
-    has_weights = matcher(WEIGHTS)
-    if not any(has_weights(entry.path) for entry in entries):
-        for others in OTHER_WEIGHTS:
-            matches = matcher(others)
-            if count := sum(matches(entry.path) for entry in entries):
-                patterns += others
-                why = f"no safetensors or GGUF here, so the weights are the {count} files of {', '.join(others)}"
-                break
-    allowed = matcher(patterns)
-    return [entry for entry in entries if allowed(entry.path)], why
+def _weights(entries: Sequence[Entry]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the best form of weights that is there, and the paths of the files; both empty where there are none."""
+    weightless = matcher(NO_WEIGHTS)
+    paths = [entry.path for entry in entries if not weightless(entry.path.rpartition("/")[2])]
+    for form in WEIGHTS:
+        if found := frozenset(filter(matcher(form), paths)):
+            return form, found
+    return (), frozenset()
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
