@@ -4,9 +4,13 @@ import json
 import urllib.request
 
 import pytest
+from data_cache import IMAGE, METADATA, QUICK, TRAIN_JOB
 from demo import READ_ONLY, s3_server
+from flight import flight_head
+from kube_api import KubeApi, kubeconfig
 
 from trainer_agent.initializers import HIDDEN
+from trainer_agent.initializers.cache import CacheSource
 
 BUCKET = "bucket"
 OBJECTS = {
@@ -91,3 +95,31 @@ def contents():
         return {e.path: b"".join(map(bytes, source.read(e, 0, e.size))) for e in source.entries()}
 
     return read
+
+
+@pytest.fixture
+def cluster():
+    """Return a cluster in which there is nothing but the TrainJob."""
+    with KubeApi() as api:
+        api.put(*TRAIN_JOB, apiVersion="trainer.kubeflow.org/v1alpha1", kind="TrainJob")
+        yield api
+
+
+@pytest.fixture(scope="session")
+def head():
+    """Return the address of a data cache's head with rows."""
+    with flight_head() as port:
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def cache(cluster, tmp_path, head):
+    """Return a function that makes the source of a data cache, with variables over the usual ones."""
+    usual = {
+        "TRAIN_JOB_NAME": TRAIN_JOB[1],
+        "CACHE_IMAGE": IMAGE,
+        "METADATA_LOC": METADATA,
+        "TRAINER_AGENT_INIT_CACHE_ENDPOINT": head,
+        **kubeconfig(tmp_path, cluster),
+    }
+    return lambda pace=QUICK, **variables: CacheSource("schema/table", usual | variables, stall_s=5.0, pace=pace)
