@@ -122,6 +122,15 @@ def test_a_stream_comes_in_pieces(client, origin, path, times):
     assert [(f"/{path}", "mine")] * times == origin.asked
 
 
+def test_an_error_says_nothing_about_the_bytes(client, origin):
+    """S3 sends its errors in chunks, and its objects with their length."""
+    with client.stream(f"{origin.url}/slow-down") as stream:
+        assert (503, BODY[:65536]) == (stream.status, stream.error_body())
+
+    url = f"{origin.url}/cut"
+    assert unavailable(url, "Cut") == failure(read, client, url), "as our own wire calls it"
+
+
 def test_an_origin_is_tried_once(client, origin):
     """From then on the whole client asks it, without detours."""
     read(client, f"{origin.url}/chunked")

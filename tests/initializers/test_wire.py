@@ -198,24 +198,26 @@ def test_a_server_that_says_close_is_believed(serve):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "answer,status",
     [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
+        (b"HTTP/1.1 200 OK\r\n\r\n", 200),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", 200),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", 200),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 0),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", 0),
+        (b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n", 0),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", 0),
     ],
 )
-def test_what_is_framed_in_another_way_is_left_to_a_whole_client(serve, answer):
+def test_what_is_framed_in_another_way_is_left_to_a_whole_client(serve, answer, status):
     """On another connection."""
     server, wire = serve(answer, plain(b"next"))
-    with pytest.raises(UnframedError):
+    with pytest.raises(UnframedError) as caught:
         read(wire)
+
+    assert caught.value.status == status
 
     assert (read(wire), server.connections) == (b"next", 2)
 

@@ -92,7 +92,13 @@ class Origin(Handler):
         self.close_connection = True
 
     def chunked(self):
-        self.send_response(200)
+        self.send_chunked(200)
+
+    def slow_down(self):
+        self.send_chunked(503)
+
+    def send_chunked(self, status):
+        self.send_response(status)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for at in range(0, len(BODY), 65536):

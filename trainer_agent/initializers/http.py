@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from urllib.parse import urlsplit
 
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import STALL_S, TransientError
-from trainer_agent.initializers.wire import BUFFER_BYTES, CONNECT_TIMEOUT_S, ERROR_BYTES, UnframedError, Wire
+from trainer_agent.initializers.wire import (
+    BUFFER_BYTES,
+    CONNECT_TIMEOUT_S,
+    ERROR_BYTES,
+    UnframedError,
+    Wire,
+    origin_of,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -87,22 +93,22 @@ class HttpClient:
 
     def _quickly(self, url: str, headers: Mapping[str, str]) -> Answer | None:
         """Return the answer by our own wire; None where only a whole client will do."""
-        parts = urlsplit(url)
-        origin = f"{parts.scheme}://{parts.netloc}"
+        origin = origin_of(url)
         if origin not in self._wires:
             self._wires[origin] = self._wire(origin)
         wire = self._wires[origin]
         if wire is None:
             return None
         try:
-            with _translated(url):
+            with _told(url):
                 return wire.get(url, headers)
-        except UnframedError:
-            self._wires[origin] = None
+        except UnframedError as error:
+            if error.status in {0, 200, 206}:  # of errors nothing follows for the bytes
+                self._wires[origin] = None
             return None
 
     def _wire(self, origin: str) -> Wire | None:
-        if proxy_of(origin, self.environ):
+        if not origin or proxy_of(origin, self.environ):
             return None
         return Wire(origin, tls=self._trust if origin.startswith("https:") else None, stall_s=self.stall_s)
 
@@ -177,11 +183,11 @@ class _Quick:
         self._answer = answer
 
     def error_body(self) -> bytes:
-        with _translated(self.url):
+        with _told(self.url):
             return self._answer.error_body()
 
     def pieces(self) -> Iterator[memoryview]:
-        with _translated(self.url):
+        with _told(self.url):
             yield from self._answer.pieces()
 
 
@@ -286,30 +292,48 @@ def _through(proxy: str, settings: Mapping[str, Any]) -> urllib3.ProxyManager:
 
 
 @contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Turn the system's exceptions into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise _of_system(url, error) from error
+    except ValueError:
+        raise _control_character(url) from None
+
+
+@contextmanager
 def _translated(url: str) -> Iterator[None]:
     """Turn urllib3's exceptions into ours, by type."""
-    import ssl
-
     import urllib3.exceptions as ue
 
     try:
         yield
-    except (ue.SSLError, ssl.SSLError) as error:
-        cause = error.args[0] if isinstance(error, ue.SSLError) and error.args else error
-        if not isinstance(cause, ssl.SSLCertVerificationError):
-            raise _unreachable(url, error) from error
-        hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
-        raise FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint) from error
+    except ue.SSLError as error:
+        cause = error.args[0] if error.args else error
+        raise _of_system(url, cause if isinstance(cause, OSError) else error) from error
     except ue.LocationValueError as error:
         hint = "write it as https://host:port"
         raise FatalError("endpoint-invalid", f"{shown(url)!r} is no address", hint=hint) from error
     except (ue.HTTPError, OSError) as error:
-        raise _unreachable(url, error) from error
+        raise _of_system(url, error) from error
     except ValueError:
-        # Its text may repeat the value, which may be a token.
-        hint = "look for a line break in tokens and keys, as an editor or `echo` leaves one at the end"
-        message = f"a header for {shown(url)} would hold a control character"
-        raise FatalError("header-invalid", message, hint=hint) from None
+        raise _control_character(url) from None
+
+
+def _of_system(url: str, error: Exception) -> AgentError:
+    import ssl
+
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return _unreachable(url, error)
+    hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
+    return FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint)
+
+
+def _control_character(url: str) -> FatalError:
+    """Return what was refused; the text of the exception may repeat the value, which may be a token."""
+    hint = "look for a line break in tokens and keys, as an editor or `echo` leaves one at the end"
+    return FatalError("header-invalid", f"a header for {shown(url)} would hold a control character", hint=hint)
 
 
 def _unreachable(url: str, error: Exception) -> TransientError:

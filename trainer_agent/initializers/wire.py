@@ -32,7 +32,16 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class UnframedError(Exception):
-    """The answer is one for a whole client: chunked, without a length, or of another protocol."""
+    """
+    The answer is one for a whole client: chunked, without a length, or of another protocol.
+
+    Args:
+        status: what it began with, 0 where that was not HTTP/1.1.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 class CutError(ConnectionError):
@@ -42,6 +51,10 @@ class CutError(ConnectionError):
 class Headers(dict[str, str]):
     """Headers by their names, in whatever letters."""
 
+    def __getitem__(self, name: str) -> str:
+        """Return a header's value."""
+        return super().__getitem__(name.lower())
+
     def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
         """Return a header's value."""
         return super().get(name.lower(), default)
@@ -49,6 +62,16 @@ class Headers(dict[str, str]):
     def __contains__(self, name: object) -> bool:
         """Return whether there is such a header."""
         return super().__contains__(str(name).lower())
+
+
+def origin_of(url: str) -> str:
+    """Return `scheme://host[:port]`, empty where no wire can lead."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in DEFAULT_PORTS and parts.hostname and parts.port != 0
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.netloc}" if known else ""
 
 
 class Wire:
@@ -180,7 +203,7 @@ class Answer:
         status, length = STATUS.match(first), self.headers.get("content-length", "")
         if not status or not length.isdecimal() or self.headers.get("transfer-encoding", ""):
             connection.close()
-            raise UnframedError(first[:60])
+            raise UnframedError(int(status[1]) if status else 0)
         self.status = int(status[1])
         self._left = int(length)
         self._connection = connection
