@@ -1,15 +1,9 @@
 """s3:// against a server that does what no real one does on request: the bytes."""
 
 import hashlib
-import ssl
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from authority import server_context
 from hostile_s3 import Fault, HostileS3, Thing, crc_header
 
 from trainer_agent.errors import FatalError, RetryError
@@ -292,35 +286,12 @@ def test_virtual_hosts(server, monkeypatch):
     assert {seen.headers["host"] for seen in server.seen} == {"bucket.s3.example.test"}
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    """Return a file with a certificate and key for loopback that no authority has signed."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
-    today = datetime.now(UTC)
-    loopback = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(today - timedelta(days=1))
-        .not_valid_after(today + timedelta(days=1))
-        .add_extension(loopback, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    file = tmp_path_factory.mktemp("tls") / "both.pem"
-    file.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, *form)
-    )
-    return str(file)
-
-
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
-def test_an_authority_of_one_s_own(authority, variable):
+def test_an_authority_of_one_s_own(tmp_path, variable):
     """Clusters have their own; it is trusted once it is named, and nothing before."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(authority)
-    with HostileS3({"d/f": BODY}, tls=context) as server:
-        assert read(server, **{variable: authority}) == BODY
+    authority = tmp_path / "certificate"
+    with HostileS3({"d/f": BODY}, tls=server_context(authority)) as server:
+        assert read(server, **{variable: str(authority)}) == BODY
         with pytest.raises(FatalError) as caught:
             opened(server)
 

@@ -128,7 +128,7 @@ class Wire:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected = self.tls.wrap_socket(plain, server_hostname=self.host) if self.tls else plain
-        except BaseException:
+        except OSError:
             plain.close()
             raise
         # A time-out of the kernel's leaves the socket blocking, so that one call can wait for a whole buffer.
@@ -158,7 +158,7 @@ class _Connection:
             head = self._read_head()
         except ConnectionError:
             head = b""
-        except BaseException:
+        except OSError:
             self.close()
             raise
         if not head:
