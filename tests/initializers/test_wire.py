@@ -1,4 +1,4 @@
-"""Our own wire: answers of an announced length arrive as they are, others are left to a whole client."""
+"""Our own wire: answers arrive as they are, and what only the connection's end would end is left to others."""
 
 import socket
 import ssl
@@ -82,7 +82,7 @@ def serve():
 
 
 def read(wire, target="/o", **headers):
-    answer = wire.get(f"http://somewhere{target}", headers)
+    answer = wire.ask("GET", f"http://somewhere{target}", headers)
     try:
         return b"".join(map(bytes, answer.pieces()))
     finally:
@@ -101,7 +101,7 @@ def test_bodies_of_any_size_arrive_on_one_connection(serve, size):
 def test_what_is_sent_and_what_is_told(serve):
     """The request line, the host and the headers; the answer's headers by whatever letters."""
     server, wire = serve(plain(b"abc", "X-Amz-Checksum-CRC64NVME:  AAAA "))
-    answer = wire.get("http://h/bucket/a%20b c?x=\xfc#y", {"If-Match": '"e"'})
+    answer = wire.ask("GET", "http://h/bucket/a%20b c?x=\xfc#y", {"If-Match": '"e"'})
 
     assert b"".join(map(bytes, answer.pieces())) == b"abc"
     assert (answer.status, answer.headers.get("ETag"), answer.headers.get("x-amz-checksum-CRC64nvme")) == (
@@ -124,7 +124,7 @@ def test_what_is_sent_and_what_is_told(serve):
 def test_any_status_is_an_answer(serve, status):
     """What it means is the caller's to say; an error's body can be read, and the connection is used again."""
     server, wire = serve(plain(b"why").replace(b"200 OK", status.encode()), plain(b"next"))
-    answer = wire.get("http://h/o", {})
+    answer = wire.ask("GET", "http://h/o", {})
 
     assert (answer.status, answer.error_body()) == (int(status[:3]), b"why")
     answer.close()
@@ -134,7 +134,7 @@ def test_any_status_is_an_answer(serve, status):
 def test_of_an_error_only_the_beginning_is_read(serve):
     """Its rest ends the connection."""
     server, wire = serve(plain(BODY), plain(b"next"))
-    answer = wire.get("http://h/o", {})
+    answer = wire.ask("GET", "http://h/o", {})
     assert answer.error_body() == BODY[:65536]
     answer.close()
 
@@ -163,7 +163,7 @@ def test_nobody_need_ask_for_more_than_the_last_piece(serve):
     server, wire = serve(*[plain(BODY)] * 2)
     for _ in range(2):
         left = len(BODY)
-        answer = wire.get("http://h/o", {})
+        answer = wire.ask("GET", "http://h/o", {})
         for piece in answer.pieces():
             left -= len(piece)
             if not left:
@@ -176,7 +176,7 @@ def test_nobody_need_ask_for_more_than_the_last_piece(serve):
 def test_a_body_that_is_left_ends_the_connection(serve):
     """Its rest must not be taken for the next answer."""
     server, wire = serve(plain(BODY), plain(b"next"))
-    answer = wire.get("http://h/o", {})
+    answer = wire.ask("GET", "http://h/o", {})
     next(answer.pieces())
     answer.close()
 
@@ -197,27 +197,95 @@ def test_a_server_that_says_close_is_believed(serve):
     assert (read(wire), read(wire), server.connections) == (b"one", b"two", 2)
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def in_chunks(body, size, *, extension=b"", trailers=b""):
+    pieces = (body[at : at + size] for at in range(0, len(body), size))
+    chunks = (b"%x%s\r\n%s\r\n" % (len(piece), extension, piece) for piece in pieces)
+    return CHUNKED + b"".join(chunks) + b"0\r\n" + trailers + b"\r\n"
+
+
 @pytest.mark.parametrize(
-    "answer,status",
+    "answer",
     [
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
-        (b"HTTP/1.1 200 OK\r\n\r\n", 200),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", 200),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", 200),
-        (b"HTTP/1.1 100 Continue\r\n\r\n", 0),
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", 0),
-        (b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n", 0),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", 0),
+        in_chunks(BODY, 65536),
+        in_chunks(BODY, len(BODY)),
+        in_chunks(BODY, 300_001, extension=b";name=value"),
+        in_chunks(BODY, 1000, trailers=b"X-Checksum: 1\r\nX-Other: 2\r\n"),
+    ],
+    ids=["small", "one", "extension", "trailers"],
+)
+def test_chunks_are_put_together(serve, answer):
+    """Of any size, and the connection is used again."""
+    server, wire = serve(answer, answer, plain(b"next"))
+
+    assert [read(wire), read(wire), read(wire)] == [BODY, BODY, b"next"]
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"5\r\nabc",
+        b"5\r\nabcde",
+        b"3\r\nabcde\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0\r\n",
+        b"three\r\nabc\r\n0\r\n\r\n",
+        b"-3\r\nabc\r\n0\r\n\r\n",
+        b"\r\n",
+        b"0" * BUFFER_BYTES,
     ],
 )
-def test_what_is_framed_in_another_way_is_left_to_a_whole_client(serve, answer, status):
-    """On another connection."""
-    server, wire = serve(answer, plain(b"next"))
-    with pytest.raises(UnframedError) as caught:
+def test_damaged_chunks_are_a_cut_body(serve, body):
+    """Nothing is guessed, and the connection is not used again."""
+    server, wire = serve(CHUNKED.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body, plain(b"next"))
+    with pytest.raises(CutError):
         read(wire)
 
-    assert caught.value.status == status
+    assert (read(wire), server.connections) == (b"next", 2)
+
+
+@pytest.mark.parametrize(
+    "method,answer",
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"),
+        ("HEAD", CHUNKED),
+        ("HEAD", b"HTTP/1.1 404 Not Found\r\n\r\n"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n"),
+    ],
+)
+def test_some_answers_have_no_body(serve, method, answer):
+    """Whatever they announce; the connection is used again."""
+    server, wire = serve(answer, plain(b"next"))
+    asked = wire.ask(method, "http://h/o", {})
+    assert list(asked.pieces()) == []
+    asked.close()
+
+    assert (read(wire), server.connections) == (b"next", 1)
+    assert server.requests[0].startswith(f"{method} /o ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+    ],
+)
+def test_what_is_framed_in_another_way_is_left_to_a_whole_client(serve, answer):
+    """On another connection."""
+    server, wire = serve(answer, plain(b"next"))
+    with pytest.raises(UnframedError):
+        read(wire)
 
     assert (read(wire), server.connections) == (b"next", 2)
 
@@ -237,7 +305,7 @@ def test_a_cut_body_is_told(serve):
     _, wire = serve(plain(BODY, "Connection: close")[:-1000])
     pieces = []
     with pytest.raises(CutError):
-        pieces.extend(bytes(piece) for piece in wire.get("http://h/o", {}).pieces())
+        pieces.extend(bytes(piece) for piece in wire.ask("GET", "http://h/o", {}).pieces())
 
     assert b"".join(pieces) == BODY[:-1000]
 
@@ -267,7 +335,7 @@ def test_nothing_can_be_slipped_into_a_request(serve, headers):
     """A value with a newline would be two headers."""
     server, wire = serve(plain(b""))
     with pytest.raises(ValueError, match=r"^$"):
-        wire.get("http://h/", headers)
+        wire.ask("GET", "http://h/", headers)
 
     assert server.requests == []
 

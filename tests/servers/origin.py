@@ -91,14 +91,14 @@ class Origin(Handler):
         self.wfile.write(b"this is no HTTP\r\n\r\n")
         self.close_connection = True
 
+    def unframed(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(BODY)
+        self.close_connection = True
+
     def chunked(self):
-        self.send_chunked(200)
-
-    def slow_down(self):
-        self.send_chunked(503)
-
-    def send_chunked(self, status):
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for at in range(0, len(BODY), 65536):

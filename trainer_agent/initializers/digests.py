@@ -21,6 +21,11 @@ READ_BYTES = 1 << 20
 CRCS = {"crc32": 8, "crc32c": 8, "crc64nvme": 16}
 
 
+def load() -> None:
+    """Load the library of the CRCs, which takes 0.03 s."""
+    import awscrt.checksums  # noqa: F401
+
+
 def combinable(checksum: str) -> bool:
     """Return whether ranges can be digested on their own; takes a checksum or an algorithm."""
     return checksum.partition(":")[0] in CRCS

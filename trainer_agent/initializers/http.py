@@ -1,5 +1,5 @@
 """
-HTTP: questions by urllib3, bytes by our own wire where it will do, and what their errors mean.
+HTTP: by our own wire where it will do, else by urllib3, and what their errors mean.
 
 Connections are kept; nothing is retried or redirected here, that is the caller's to decide.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import email.utils
 import re
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,13 @@ if TYPE_CHECKING:
 
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# What a socket says when the kernel's time-out is over.
-SILENCE = frozenset({"BlockingIO", "SSLWantRead", "SSLWantWrite"})
+# What the system's exceptions mean here; the first three end the kernel's time-out of a socket.
+REASONS = {
+    "BlockingIO": "ReadTimeout",
+    "SSLWantRead": "ReadTimeout",
+    "SSLWantWrite": "ReadTimeout",
+    "gaierror": "NameResolution",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class HttpClient:
         self.stall_s = stall_s
         self.connections = connections
         self._pools: dict[str, urllib3.PoolManager] = {}
-        self._wires: dict[str, Wire | None] = {}  # by origin; None where answers are not framed plainly
+        self._wires: dict[str, Wire | None] = {}  # by origin; None where only urllib3 will do
 
     def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
@@ -75,23 +80,24 @@ class HttpClient:
             TransientError: no answer.
             FatalError: the server's certificate is refused.
         """
+        if body is None and method in {"GET", "HEAD"} and (quick := self._quickly(method, url, headers or {})):
+            with closing(quick), _told(url):
+                return Response(quick.status, quick.headers, b"".join(map(bytes, quick.pieces())))
         with self._open(method, url, headers=headers, body=body) as answer, _translated(url):
             return Response(answer.status, answer.headers, answer.data)
 
     @contextmanager
     def stream(self, url: str, *, headers: Mapping[str, str] | None = None) -> Iterator[Stream]:
         """Open a GET whose body is read piece by piece; a body left unread closes the connection."""
-        answer = self._quickly(url, headers or {})
+        answer = self._quickly("GET", url, headers or {})
         if answer is None:
             with self._open("GET", url, headers=headers, body=None) as body:
                 yield _Whole(url, body)
             return
-        try:
+        with closing(answer):
             yield _Quick(answer)
-        finally:
-            answer.close()
 
-    def _quickly(self, url: str, headers: Mapping[str, str]) -> Answer | None:
+    def _quickly(self, method: str, url: str, headers: Mapping[str, str]) -> Answer | None:
         """Return the answer by our own wire; None where only a whole client will do."""
         origin = origin_of(url)
         if origin not in self._wires:
@@ -101,10 +107,9 @@ class HttpClient:
             return None
         try:
             with _told(url):
-                return wire.get(url, headers)
-        except UnframedError as error:
-            if error.status in {0, 200, 206}:  # of errors nothing follows for the bytes
-                self._wires[origin] = None
+                return wire.ask(method, url, headers)
+        except UnframedError:
+            self._wires[origin] = None
             return None
 
     def _wire(self, origin: str) -> Wire | None:
@@ -186,7 +191,7 @@ class _Quick:
         with _told(self.url):
             return self._answer.error_body()
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterator[bytes | memoryview]:
         with _told(self.url):
             yield from self._answer.pieces()
 
@@ -338,8 +343,7 @@ def _control_character(url: str) -> FatalError:
 
 def _unreachable(url: str, error: Exception) -> TransientError:
     reason = type(error).__name__.removesuffix("Error")
-    if reason in SILENCE:
-        reason = "ReadTimeout"
+    reason = REASONS.get(reason, reason)
     return TransientError(
         "source-unavailable",
         f"{shown(url)} does not answer ({reason})",

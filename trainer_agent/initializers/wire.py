@@ -1,8 +1,8 @@
 """
-A GET on a kept connection, for bytes: no more than a request, a head and a body whose length is announced.
+GET and HEAD on kept connections: a request, a head, and a body with its length announced or in chunks.
 
 Measured beside obstore and urllib3, this takes the least CPU: 1.1 s for 2 GiB where obstore takes 1.6 s, and 0.3 s for
-2,000 objects of 256 KiB where it takes 0.5 s. Answers that are framed in another way are left to a whole client.
+2,000 objects of 256 KiB where it takes 0.5 s; loading urllib3 would take 0.03 s. Other answers are left to it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,14 @@ ERROR_BYTES = 64 * 1024
 END_OF_HEAD = b"\r\n\r\n"
 UNSENDABLE = re.compile(r"[^\x21-\x7e]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CHUNK = re.compile(rb"[0-9a-fA-F]{1,15}")
 STATUS = re.compile(r"HTTP/1\.1 ([2-5][0-9][0-9])(?: |$)")
+BODILESS = frozenset({204, 304})
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class UnframedError(Exception):
-    """
-    The answer is one for a whole client: chunked, without a length, or of another protocol.
-
-    Args:
-        status: what it began with, 0 where that was not HTTP/1.1.
-    """
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """The answer is one for a whole client: its body ends with the connection, or it is not of HTTP/1.1."""
 
 
 class CutError(ConnectionError):
@@ -95,9 +88,9 @@ class Wire:
         self.stall_s = stall_s
         self._kept = threading.local()
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
+    def ask(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         """
-        Return the answer to a GET; its body is read to its end before the thread's next one, or closed.
+        Return the answer to a GET or HEAD; its body is read to its end before the thread's next one, or closed.
 
         Raises:
             UnframedError: ask with a whole client.
@@ -108,7 +101,7 @@ class Wire:
         target = UNSENDABLE.sub(
             lambda found: quote(found[0]), (parts.path or "/") + f"?{parts.query}" * bool(parts.query)
         )
-        lines = [f"GET {target} HTTP/1.1", f"Host: {self.netloc}", "Accept-Encoding: identity"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.netloc}", "Accept-Encoding: identity"]
         lines += (f"{name}: {value}" for name, value in headers.items())
         if CONTROL.search("".join(lines)):
             raise ValueError
@@ -121,7 +114,7 @@ class Wire:
             head = connection.ask(request)
         if not connection or not head:
             raise CutError
-        return Answer(url, connection, self._kept, head)
+        return Answer(url, connection, self._kept, head, has_body=method != "HEAD")
 
     def _connect(self) -> _Connection:
         plain = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
@@ -174,6 +167,10 @@ class _Connection:
             got += received
         return self.view[:got]
 
+    def some(self) -> memoryview:
+        """Return what is there now; none when the connection ended."""
+        return self.view[: self.socket.recv_into(self.view)]
+
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
@@ -192,20 +189,29 @@ class Answer:
     An answer whose body is still coming.
 
     Raises:
-        UnframedError: its body has no announced length.
+        UnframedError: only the end of the connection would end its body.
     """
 
-    def __init__(self, url: str, connection: _Connection, kept: threading.local, head: bytes) -> None:
+    def __init__(
+        self, url: str, connection: _Connection, kept: threading.local, head: bytes, *, has_body: bool
+    ) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
         self.url = url
         self.headers: Mapping[str, str] = Headers((name.lower(), value.strip()) for name, _, value in pairs)
         status, length = STATUS.match(first), self.headers.get("content-length", "")
-        if not status or not length.isdecimal() or self.headers.get("transfer-encoding", ""):
+        self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        if not status or ("transfer-encoding" in self.headers and not self._chunked):
             connection.close()
-            raise UnframedError(int(status[1]) if status else 0)
+            raise UnframedError(first[:60])
         self.status = int(status[1])
-        self._left = int(length)
+        if not has_body or self.status in BODILESS:
+            self._left, self._chunked = 0, False
+        elif not self._chunked and not length.isdecimal():
+            connection.close()
+            raise UnframedError(first[:60])
+        else:
+            self._left = 1 if self._chunked else int(length)
         self._connection = connection
         self._kept = kept
         self._first = connection.view[len(head) + len(END_OF_HEAD) : connection.got]
@@ -219,13 +225,23 @@ class Answer:
                 break
         return said[:ERROR_BYTES]
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterator[bytes | memoryview]:
         """
         Yield the body, each piece valid until the next one.
 
         Raises:
             OSError: it was cut, or stalled.
         """
+        return self._in_chunks() if self._chunked else self._at_length()
+
+    def close(self) -> None:
+        """Keep the connection if its body has been read, else end it."""
+        if self._left or self.headers.get("connection", "").lower() == "close":
+            self._connection.close()
+        else:
+            self._kept.connection = self._connection
+
+    def _at_length(self) -> Iterator[memoryview]:
         piece = self._first
         while self._left:
             piece = piece or self._connection.fill(self._left)
@@ -235,9 +251,39 @@ class Answer:
             yield piece
             piece = piece[:0]
 
-    def close(self) -> None:
-        """Keep the connection if its body has been read, else end it."""
-        if self._left or self.headers.get("connection", "").lower() == "close":
-            self._connection.close()
-        else:
-            self._kept.connection = self._connection
+    def _in_chunks(self) -> Iterator[bytes]:
+        rest = bytearray(self._first)
+        while size := self._chunk_size(rest):
+            while size:
+                piece = bytes(rest[:size]) or self._more(rest)[:size]
+                del rest[: len(piece)]
+                size -= len(piece)
+                yield piece
+            if self._line(rest):
+                raise CutError
+        while self._line(rest):
+            pass
+        self._left = 0
+
+    def _chunk_size(self, rest: bytearray) -> int:
+        line = self._line(rest).partition(b";")[0].strip()
+        if not CHUNK.fullmatch(line):
+            raise CutError
+        return int(line, 16)
+
+    def _line(self, rest: bytearray) -> bytes:
+        while (end := rest.find(b"\r\n")) < 0:
+            if len(rest) >= BUFFER_BYTES:
+                raise CutError
+            self._more(rest)
+        line = bytes(rest[:end])
+        del rest[: end + 2]
+        return line
+
+    def _more(self, rest: bytearray) -> bytes:
+        """Put what comes next at the end of `rest`, and return all of that."""
+        received = self._connection.some()
+        if not received:
+            raise CutError
+        rest += received
+        return bytes(rest)
