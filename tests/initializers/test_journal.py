@@ -3,7 +3,9 @@
 import os
 
 import pytest
+from strange import NO_FILES, is_untouched, make_elsewhere
 
+from trainer_agent.errors import FatalError
 from trainer_agent.initializers import Entry
 from trainer_agent.initializers.journal import Journal, Saved, part_name
 
@@ -87,10 +89,24 @@ def test_a_kill_anywhere_loses_at_most_the_last_line(tmp_path):
         assert saved(tmp_path)["dir/file"].ranges[80] == (100, None)
 
 
-NONSENSE = [b"null", b"[]", b'["range"]', b'["range","p","v","1",0,1,null]', b"{}", b"\xff\xfe", b"["]
+NONSENSE = [
+    b"null",
+    b"[]",
+    b"{}",
+    b"\xff\xfe",
+    b"[",
+    b"[" * 100_000,
+    b'["range"]',
+    b'["range","p","v","1",0,1,null]',
+    b'["range","p","v",9,-1,1,null]',
+    b'["range","p","v",9,1,1,null]',
+    b'["range","p","v",9,2,1,null]',
+    b'["range","p","v",9,1,10,null]',
+    b'["file","p","v",9,"",null]',
+]
 
 
-@pytest.mark.parametrize("line", NONSENSE)
+@pytest.mark.parametrize("line", NONSENSE, ids=lambda line: repr(line[:40]))
 def test_nonsense_is_passed_over(tmp_path, line):
     """A journal is a file that others can write too."""
     written(tmp_path)
@@ -98,6 +114,31 @@ def test_nonsense_is_passed_over(tmp_path, line):
         file.write(line + b"\n")
 
     assert saved(tmp_path).keys() == {"dir/file", "whole"}
+
+
+@pytest.mark.parametrize(
+    "digest", ["7", '"x"', "[]", '["crc64nvme"]', '["crc64nvme",-1]', f'["crc32",{1 << 64}]', "{}"]
+)
+def test_a_digest_that_is_none_is_read_again(tmp_path, digest):
+    written(tmp_path)
+    with (tmp_path / "journal").open("a") as file:
+        file.write(f'["range","p","v",9,0,9,{digest}]\n')
+
+    assert saved(tmp_path)["p"] == Saved("v", 9, ranges={0: (9, None)})
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path, what):
+    """And nobody waits for the other end of a fifo."""
+    elsewhere = make_elsewhere(tmp_path / "elsewhere")
+    NO_FILES[what](tmp_path / "journal", elsewhere)
+
+    with pytest.raises(FatalError) as caught:
+        saved(tmp_path)
+
+    assert "unsafe-destination" == caught.value.code
+    assert caught.value.message.startswith(f"{tmp_path / 'journal'} is ")
+    assert is_untouched(elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,25 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from claiming import (
+    FOREIGN,
+    PATIENT,
+    QUICK,
+    as_nobody,
+    claim,
+    error_of,
+    names_in,
+    read,
+    unsupported,
+    until,
+    write,
+)
 from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError
-from trainer_agent.initializers.lock import LEASE, LOCK, Claim, Times, _take_lease, _Wait, claimed
+from trainer_agent.initializers.lock import LEASE, LOCK, Claim, Times, _take_lease, _Wait
 from trainer_agent.process import isolated
 
-QUICK = Times(renew_s=0.05, stale_s=0.3, look_s=0.02)
-# A test that would have to wait so long fails by its deadline.
-PATIENT = Times(stale_s=60.0, look_s=0.01)
-FOREIGN = {"id": "other", "host": "node-7", "pid": 4711, "lock": "another-boot:1", "n": 1}
 AGENT = """
 import sys, time
 from pathlib import Path
@@ -48,37 +57,6 @@ def directory(tmp_path):
     hidden = tmp_path / "destination" / ".trainer-agent"
     hidden.mkdir(parents=True)
     return hidden
-
-
-def claim(directory, *, boot="boot", wait_s=10.0, times=QUICK, **rest):
-    return claimed(directory, boot=boot, deadline=time.monotonic() + wait_s, times=times, **rest)
-
-
-def write(directory, lease):
-    """Put a lease in place as an agent does."""
-    part = directory / "written"
-    part.write_text(lease if isinstance(lease, str) else json.dumps(lease))
-    part.replace(directory / LEASE)
-
-
-def names_in(directory):
-    return {path.name for path in directory.iterdir()}
-
-
-def read(directory):
-    return json.loads((directory / LEASE).read_text())
-
-
-def until(condition):
-    """Wait until something is so."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def unsupported(fd, how):
-    raise OSError(errno.ENOLCK, "no locks here")
 
 
 @contextmanager
@@ -132,16 +110,6 @@ def test_the_lease_of_a_dead_node_is_taken_over_when_it_is_stale(directory):
 
     assert took >= QUICK.stale_s
     assert {LOCK} == names_in(directory)
-
-
-@pytest.mark.parametrize("lease", ["", "no JSON", "[]", "\udcff"], ids=["empty", "text", "list", "bytes"])
-def test_a_lease_that_makes_no_sense_is_somebodys_until_it_is_stale(directory, lease):
-    """A writer may just be at it."""
-    (directory / LEASE).write_bytes(lease.encode(errors="surrogateescape"))
-    began = time.monotonic()
-
-    with claim(directory):
-        assert time.monotonic() - began >= QUICK.stale_s
 
 
 @pytest.mark.parametrize("other", ["boot", "lock"])
@@ -214,6 +182,13 @@ def test_without_kernel_locks_the_lease_alone_decides(tmp_path, stale):
 
         assert [1, 1, 1] == most
         assert {LOCK} == names_in(directory)
+
+
+def test_only_one_can_create_the_lease(directory):
+    first, second = (Claim(directory, lock="", times=QUICK) for _ in range(2))
+
+    assert [True, False] == [first.create(), second.create()]
+    assert first.id == read(directory)["id"]
 
 
 def test_one_that_writes_late_does_not_get_in_before_the_holder_knows(directory):
@@ -342,26 +317,13 @@ def test_threads_of_one_process_exclude_each_other_too(directory):
         pytest.fail("both are in")
 
 
-def error_of(function):
-    """Return the error number that a function fails with."""
-    try:
-        function()
-    except OSError as error:
-        return error.errno
-    return None
-
-
 def test_a_directory_that_cannot_be_written_is_an_error_and_no_wait(directory):
     directory.chmod(0o555)
 
     def enter():
-        if os.geteuid() == 0:
-            os.setresuid(65534, 65534, 65534)  # root may write everywhere
-        with claim(directory):
+        with claim(as_nobody(directory)):
             pass
 
-    for parent in directory.parents[:3]:
-        parent.chmod(0o755)
     assert errno.EACCES == isolated(lambda: error_of(enter), timeout_s=10)
 
 

@@ -1,12 +1,17 @@
 """Every accepted name becomes exactly one file below the destination, and no other name is accepted."""
 
+import tracemalloc
+from itertools import permutations
+
 import pytest
+from fetching import bring, tree
 from hypothesis import example, given
 from hypothesis import strategies as st
+from memory_source import Memory
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, Entry
-from trainer_agent.initializers.names import check_parents, refuse_unsafe
+from trainer_agent.initializers.names import MOST_COMPONENTS, check_parents, refuse_unsafe
 
 UNSAFE = "unsafe-name", "rename it at the source, or add it to IGNORE_PATTERNS"
 COLLISION = "name-collision", "rename one at the source, or add it to IGNORE_PATTERNS"
@@ -76,9 +81,11 @@ def test_plain_names_are_accepted(name):
         ("a/", OUTSIDE),
         ("a\0b", "holds a NUL byte"),
         (HIDDEN, "lies in the directory that is ours"),
+        (f"{HIDDEN}/", OUTSIDE),
         (f"{HIDDEN}/record.json", "lies in the directory that is ours"),
         ("not \udcff text", "is no UTF-8"),
         ("a/" + "x" * 256, "has a component of 256 bytes, and 255 are the most"),
+        ("x/" * 512 + "x", "has 513 components, and 512 are the most"),
         ("\u00fc" * 128, "has a component of 256 bytes, and 255 are the most"),
         ("/".join(["x" * 99] * 38) + "/x", "has 3,801 bytes, and 3,800 are the most"),
     ],
@@ -112,6 +119,60 @@ def test_names_are_looked_at_once():
     assert [] == list(rows)
 
 
+def naive(names):
+    """Return what could be said against names, by the definition."""
+    parents = {"/".join(name.split("/")[:n]) for name in names for n in range(1, name.count("/") + 1)}
+    both = {f"{name!r} is a file and the directory of others" for name in names if name in parents}
+    return both | {f"the source has {name!r} twice" for name in names if names.count(name) > 1}
+
+
+# What sorts before, between and after a name and what is below it: the bytes before "/" are many.
+CLOSE = st.lists(st.sampled_from(["a", "b", "-", ".a", "a-", "a.", "a\u00e4", "\n", "\x01"]), min_size=1, max_size=3)
+
+
+@given(names=st.lists(st.lists(CLOSE.map("".join), min_size=1, max_size=4).map("/".join), max_size=12))
+@example(names=["a", "a-b", "a-b/c", "a-/x", "a/x"])
+@example(names=["a", "a-", "a-b", "a/x"])
+@example(names=["a/b/c", "a/b-c", "a/b"])
+def test_collisions_are_those_of_the_definition(names):
+    """Whatever stands between a name and what is below it."""
+    against, found = naive(names), refused(names)
+
+    assert bool(against) == bool(found)
+    if found:
+        assert (COLLISION, True) == (found[0], found[1] in against)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [lambda n: f"{n:05}" + "/x" * (MOST_COMPONENTS - 1), lambda n: "x/" * (MOST_COMPONENTS - 1) + f"{n:05}"],
+    ids=["in directories of their own", "in one directory"],
+)
+def test_deep_names_take_little_memory_and_time(tmp_path, name):
+    """A set of all directories would take 0.3 MB a name."""
+    entries = [Entry(name(n), 1, "") for n in range(4000)]
+    tracemalloc.start()
+    try:
+        refuse_unsafe(entries)
+        check_parents(tmp_path, [entry.path for entry in entries])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+
+
+def test_the_deepest_key_of_s3_becomes_a_file(tmp_path):
+    """The same again when it is there."""
+    deep = "/".join(["x"] * MOST_COMPONENTS)
+    source = Memory({deep: b"1", f"{deep[:-1]}y": b"2"})
+
+    for _ in range(2):
+        bring(source, tmp_path)
+
+    assert source.files == tree(tmp_path)
+
+
 @given(names=st.lists(st.one_of(st.text(max_size=12), st.text("a./\\\n\udcff", max_size=6)), max_size=5))
 @example(names=["a/b", "a/../../outside"])
 @example(names=["a", "A", "a ", "\u00e4", "a\u0308"])
@@ -140,6 +201,16 @@ def destination(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("there before")
     return tmp_path / "destination"
+
+
+def test_each_directory_is_looked_at_whatever_the_order(destination):
+    """The names come in that of the source."""
+    (destination / "directory" / "deep").symlink_to("nowhere")
+    names = ["directory-2/x", "directory/deep/x", "directory.d/y", "directory/deep-2/x", "directory/a"]
+    message = f"{destination}/directory/deep is a link to nowhere, which is not followed"
+
+    for order in permutations(names):
+        assert (IN_THE_WAY, message) == in_the_way(destination, *order)
 
 
 def test_files_and_directories_that_are_there_are_fine(destination):

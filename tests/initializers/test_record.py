@@ -8,7 +8,9 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+from strange import NO_FILES, is_untouched, make_elsewhere
 
+from trainer_agent.errors import FatalError
 from trainer_agent.initializers import record
 from trainer_agent.initializers.record import Kept, Record
 
@@ -23,6 +25,10 @@ RECORD = Record(
     },
 )
 NUMBER = 20_000
+
+
+def write(directory):
+    record.write(directory, RECORD)
 
 
 def as_written(directory):
@@ -76,6 +82,12 @@ def test_the_form_of_the_record(tmp_path):
         {"files": {"a": None}},
         {"files": {"a": [1, "v"]}},
         {"files": {"a": [1, "v", "md5:x", 2, 3]}},
+        {"files": {"a": ["1", "v", "md5:x", 2]}},
+        {"files": {"a": [1, None, "md5:x", 2]}},
+        {"files": {"a": [1, "v", 7, 2]}},
+        {"files": {"a": [1, "v", "md5:x", "2"]}},
+        {"files": {"a": [1, "v", "md5:x", 2], "../a": [1, "v", "md5:x", 2]}},
+        {"files": {"/trainer-agent-test/a": [1, "v", "md5:x", 2]}},
         {"source": ...},
         {"revision": ...},
         {"selection": ...},
@@ -100,8 +112,23 @@ def test_a_damaged_record_does_not_count(tmp_path, text):
 
 def test_without_a_record_nothing_was_fetched(tmp_path):
     assert record.read(tmp_path) is None
-    (tmp_path / record.NAME).mkdir()
-    assert record.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize(
+    "name,use", [(record.NAME, record.read), (f"{record.NAME}.part", write)], ids=["read", "write"]
+)
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path, name, use, what):
+    """And nobody waits for the other end of a fifo."""
+    elsewhere = make_elsewhere(tmp_path / "elsewhere")
+    NO_FILES[what](tmp_path / name, elsewhere)
+
+    with pytest.raises(FatalError) as caught:
+        use(tmp_path)
+
+    assert "unsafe-destination" == caught.value.code
+    assert caught.value.message.startswith(f"{tmp_path / name} is ")
+    assert is_untouched(elsewhere)
 
 
 def test_a_killed_agent_leaves_the_old_record_or_the_new(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, names, patterns, record
+from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, hidden, names, patterns, record
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
@@ -125,8 +126,10 @@ class Delivery:
         earlier = self.earlier
         if earlier is None:
             return []
+        destination = self.order.destination
         gone = (path for path in earlier.files if path not in self.entries)
-        return [path for path in gone if earlier.matches(self.order.destination / path, path)]
+        ours = (path for path in gone if earlier.matches(destination / path, path))
+        return [path for path in ours if not names.leads_elsewhere(destination, path)]
 
     def publish(self) -> None:
         """
@@ -300,19 +303,21 @@ class Staged:
 
 def _has(path: Path, identity: tuple[int, int]) -> bool:
     try:
-        return identity_of(path.lstat()) == identity
+        found = path.lstat()
     except OSError:
         return False
+    return stat.S_ISREG(found.st_mode) and identity_of(found) == identity
 
 
 def _proved(path: Path, kept: Kept) -> Kept | None:
     """Return what is kept when the file still has its checksum, with the time that it has now; else None."""
     try:
-        stat = path.lstat()
-        if stat.st_size != kept.size or not kept.checksum:
-            return None
-        with path.open("rb") as file:
+        # Whatever lies there now: a link is not followed, and nobody waits for the other end of a fifo.
+        with os.fdopen(os.open(path, os.O_RDONLY | hidden.SAFELY), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size != kept.size or not kept.checksum:
+                return None
             actual = digests.of_file(file.fileno(), kept.checksum, kept.size)
-    except OSError:
+    except (OSError, ValueError):  # or the record names a kind of checksum that there is not
         return None
-    return Kept(kept.size, kept.version, kept.checksum, stat.st_mtime_ns) if actual == kept.checksum else None
+    return Kept(kept.size, kept.version, kept.checksum, found.st_mtime_ns) if actual == kept.checksum else None

@@ -64,12 +64,17 @@ class Sequential:
     Args:
         checksum: what to compute; only its kind counts, and the size of its parts.
         size: bytes of the whole.
+
+    Raises:
+        ValueError: there is no such kind.
     """
 
     def __init__(self, checksum: str, size: int) -> None:
         self._algorithm = checksum.partition(":")[0]
         self._hash: Any = (
-            _Parts(int(checksum.split(":")[1])) if self._algorithm == "md5-parts" else _new(self._algorithm)
+            _Parts(int(checksum.partition(":")[2].partition(":")[0]))
+            if self._algorithm == "md5-parts"
+            else _new(self._algorithm)
         )
         if self._algorithm == "git-sha1":
             self._hash.update(b"blob %d\0" % size)
@@ -85,6 +90,8 @@ class Sequential:
 
 class _Parts:
     def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(size)
         self._size = size
         self._part = _new("md5")
         self._left = size

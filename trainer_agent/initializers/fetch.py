@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
-from trainer_agent.initializers.delivery import Delivery, Order
+from trainer_agent.initializers import hidden
+from trainer_agent.initializers.delivery import PARTS, Delivery, Order
 from trainer_agent.initializers.lock import claimed
 from trainer_agent.initializers.progress import Progress
 from trainer_agent.initializers.streams import SMALL_BYTES, Streams
@@ -136,7 +137,7 @@ def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | None
     """Hold a destination; None where it is read-only, which is fine if it is complete."""
     with ExitStack() as stack:
         try:
-            order.hidden.mkdir(parents=True, exist_ok=True)
+            hidden.prepare(order.hidden, inner=PARTS)
             claim = stack.enter_context(claimed(order.hidden, boot=boot, deadline=deadline))
         except OSError as error:
             if not _is_read_only(order, error):

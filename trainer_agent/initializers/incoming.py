@@ -142,7 +142,7 @@ class Incoming:
         with self._lock:
             if self._fd >= 0:
                 return
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if self._keep else os.O_TRUNC)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if self._keep else os.O_TRUNC)
             self._fd = os.open(self.part, flags, 0o644)
         if self.entry.size >= PREALLOCATE_BYTES:
             _reserve(self._fd, self.entry.size)

@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.initializers.hidden import open_plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -72,7 +74,7 @@ class Journal:
         self.path = directory / NAME
         self.saved: dict[str, Saved] = {}
         self._load(uri, boot)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         # The newline ends what a kill may have cut.
         os.write(self._fd, b"\n")
         self._append(["open", SCHEMA, uri, boot])
@@ -105,10 +107,11 @@ class Journal:
                     same_source, same_boot = (schema, from_uri) == (SCHEMA, uri), from_boot == boot
                 case ["discard", str(path)]:
                     self.saved.pop(path, None)
-                case ["range", str(path), str(version), int(size), int(start), int(stop), digest] if same_source:
-                    known = tuple(digest) if digest and same_boot else None
+                case ["range", str(path), str(version), int(size), int(start), int(stop), digest] if (
+                    same_source and 0 <= start < stop <= size
+                ):
                     saved = self._of(path, version, size)
-                    saved.ranges[start] = (stop, known)
+                    saved.ranges[start] = (stop, _digest(digest) if same_boot else None)
                     saved.same_boot &= same_boot
                 case ["file", str(path), str(version), int(size), str(checksum), [int(inode), int(mtime)]] if (
                     same_source and same_boot
@@ -124,12 +127,19 @@ class Journal:
 
     def _lines(self) -> Iterator[Any]:
         try:
-            file = self.path.open("rb")
+            fd = open_plain(self.path, os.O_RDONLY)
         except FileNotFoundError:
             return
-        with file:
+        with os.fdopen(fd, "rb") as file:
             for line in file:
                 try:
                     yield json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
+
+
+def _digest(found: Any) -> tuple[str, int] | None:
+    match found:
+        case [str(algorithm), int(value)] if 0 <= value < 1 << 64:
+            return algorithm, value
+    return None

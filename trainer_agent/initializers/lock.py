@@ -23,7 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.errors import RetryError
+from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.initializers.hidden import open_plain
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ LOCK = "lock"
 LEASE = "lease"
 UNSUPPORTED = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 LOG_EVERY_S = 10.0
+# A lease has about 150 bytes; a longer one makes no sense.
+MOST_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,11 @@ class Claim:
     def create(self) -> bool:
         """Write the lease where there is none; return whether there was none."""
         try:
-            file = self.lease.open("x")
+            fd = open_plain(self.lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return False
         try:
-            with file:
-                file.write(self._text())
+            self._write(fd)
         except OSError:
             self.lease.unlink()
             raise
@@ -93,7 +95,7 @@ class Claim:
         """Write the lease anew, whosever it was."""
         part = self.lease.with_name(f"{LEASE}.{self.id}")
         try:
-            part.write_text(self._text())
+            self._write(open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
             part.replace(self.lease)
         except OSError:
             part.unlink(missing_ok=True)
@@ -110,7 +112,11 @@ class Claim:
         with self._writing:
             if self._ended.is_set():
                 return
-            there = read_lease(self.lease)
+            try:
+                there = read_lease(self.lease)
+            except FatalError:  # it has become something else than a file
+                self._lost = True
+                return
             if there is None:
                 self.create()
             elif there.get("id", self.id) == self.id:
@@ -121,14 +127,15 @@ class Claim:
     def end(self) -> None:
         """Remove the lease if it is ours."""
         self._ended.set()
-        with suppress(OSError), self._writing:
+        with suppress(OSError, FatalError), self._writing:
             if (read_lease(self.lease) or {}).get("id") == self.id:
                 self.lease.unlink()
 
-    def _text(self) -> str:
+    def _write(self, fd: int) -> None:
         self._count += 1
         owner = {"id": self.id, "host": os.uname().nodename, "pid": os.getpid(), "lock": self.lock, "n": self._count}
-        return json.dumps(owner)
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps(owner))
 
 
 @contextmanager
@@ -149,10 +156,11 @@ def claimed(
 
     Raises:
         RetryError: somebody else still works there at `deadline`.
+        FatalError: lock or lease is no plain file.
         OSError: it cannot be written.
     """
     wait = _Wait(directory, times.look_s, deadline)
-    fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = open_plain(directory / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         # Two mounts of one network file system on one node may each have a lock of their own.
         known = _lock(fd, flock, wait) and bool(boot)
@@ -183,22 +191,24 @@ def _lock(fd: int, flock: Callable[[int, int], None], wait: _Wait) -> bool:
 
 def _take_lease(claim: Claim, wait: _Wait) -> None:
     """Return once the lease is ours."""
-    while True:
-        looked_at = time.monotonic()
-        there = read_lease(claim.lease)
-        if there is None:
-            if claim.create():
-                return
-            continue
-        dead = bool(claim.lock) and there.get("lock") == claim.lock
-        if not dead and _changes(claim, there, wait):
-            continue
-        claim.renew()
-        if dead and time.monotonic() - looked_at < claim.times.renew_s:
-            return  # so soon that nobody can have held it in between without noticing
-        time.sleep(claim.times.settle_s)
-        if (read_lease(claim.lease) or {}).get("id") == claim.id:
-            return
+    while not _try_lease(claim, wait):
+        wait.once("lease")
+
+
+def _try_lease(claim: Claim, wait: _Wait) -> bool:
+    """Take the lease if nobody has it, or nobody any more; return whether it is ours."""
+    looked_at = time.monotonic()
+    there = read_lease(claim.lease)
+    if there is None:
+        return claim.create()
+    dead = bool(claim.lock) and there.get("lock") == claim.lock
+    if not dead and _changes(claim, there, wait):
+        return False
+    claim.renew()
+    if dead and time.monotonic() - looked_at < claim.times.renew_s:
+        return True  # so soon that nobody can have held it in between without noticing
+    time.sleep(claim.times.settle_s)
+    return (read_lease(claim.lease) or {}).get("id") == claim.id
 
 
 def _changes(claim: Claim, there: dict[str, Any], wait: _Wait) -> bool:
@@ -233,16 +243,36 @@ class _Wait:
         time.sleep(self.look_s)
 
     def _who(self) -> str:
-        owner = read_lease(self.directory / LEASE) or {}
-        return f"{owner.get('host', 'another agent')} (process {owner.get('pid', 'unknown')})"
+        lease = self.directory / LEASE
+        match read_lease(lease):
+            case {"host": str(host), "pid": int(pid)} if host.isprintable():
+                return f"{host} (process {pid})"
+        return f"another agent, of which {lease} tells nothing"
 
 
 def read_lease(lease: Path) -> dict[str, Any] | None:
-    """Return what a lease says: None when there is none, nothing when it makes no sense."""
+    """
+    Return what a lease says: None when there is none, nothing when it makes no sense.
+
+    Raises:
+        FatalError: it is no plain file.
+    """
     try:
-        found = json.loads(lease.read_text())
+        with os.fdopen(open_plain(lease, os.O_RDONLY), "rb") as file:
+            found = json.loads(file.read(MOST_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except PermissionError:
+        return _changed_at(lease)
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _changed_at(lease: Path) -> dict[str, Any] | None:
+    """Return what tells that another user's lease, which we may not read, is renewed."""
+    try:
+        stat = lease.lstat()
+    except FileNotFoundError:
+        return None
+    return {"id": "", "changed_at": (stat.st_ino, stat.st_mtime_ns)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+from itertools import takewhile
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 # Linux: NAME_MAX of a component, PATH_MAX of a path with the destination before it.
 COMPONENT_BYTES = 255
 PATH_BYTES = 3800
+# The most that a key of S3, of 1,024 bytes, can have; Python makes and walks directories by recursion.
+MOST_COMPONENTS = 512
 
 
 def refuse_unsafe(entries: Iterable[Entry]) -> None:
@@ -25,8 +30,7 @@ def refuse_unsafe(entries: Iterable[Entry]) -> None:
     A name is refused when it leads outside or into our own directory, is too long, occurs twice, or is a directory of
     another.
     """
-    files: set[str] = set()
-    directories: set[str] = set()
+    names = []
     for entry in entries:
         reason = _unsafe(entry.path)
         if reason:
@@ -35,34 +39,51 @@ def refuse_unsafe(entries: Iterable[Entry]) -> None:
                 f"the source has the name {_shown(entry.path)}, which {reason}",
                 hint="rename it at the source, or add it to IGNORE_PATTERNS",
             )
-        if entry.path in files:
-            raise _collision(f"the source has {_shown(entry.path)} twice")
-        files.add(entry.path)
-        parent = entry.path.rpartition("/")[0]
-        while parent and parent not in directories:
-            directories.add(parent)
-            parent = parent.rpartition("/")[0]
-    if both := files & directories:
-        raise _collision(f"{_shown(min(both))} is a file and the directory of others")
+        names.append(entry.path)
+    _refuse_collisions(names)
+
+
+def is_below(name: str) -> bool:
+    """Return whether a name is a plain path below the directory that it is taken in."""
+    return "\0" not in name and not any(part in f"/{name}/" for part in ("//", "/./", "/../"))
+
+
+def _refuse_collisions(names: list[str]) -> None:
+    """Compare neighbours: a set of all directories would hold 50 million for 100,000 keys of 500 components each."""
+    names.sort()
+    # What the current name begins with, shortest first: for a/x perhaps a, although a-b stands between the two. What
+    # follows the shorter ones in it was looked at when the longer ones came.
+    beginnings: list[str] = []
+    for name in names:
+        while beginnings and not name.startswith(beginnings[-1]):
+            beginnings.pop()
+        if beginnings and name == beginnings[-1]:
+            raise _collision(f"the source has {_shown(name)} twice")
+        if beginnings and name[len(beginnings[-1])] == "/":
+            raise _collision(f"{_shown(beginnings[-1])} is a file and the directory of others")
+        beginnings.append(name)
 
 
 def _unsafe(name: str) -> str:
     """Return why a name cannot be a file below the destination, empty when it can."""
-    components = name.split("/")
     if "\0" in name:
         return "holds a NUL byte"
-    if any(c in ("", ".", "..") for c in components):
+    if not is_below(name):
         return "is no plain path below the destination"
-    if components[0] == HIDDEN:
+    if f"{name}/".startswith(f"{HIDDEN}/"):
         return "lies in the directory that is ours"
     try:
-        size, longest = len(name.encode()), max(len(c.encode()) for c in components)
+        encoded = name.encode()
     except UnicodeEncodeError:
         return "is no UTF-8"
+    components = encoded.split(b"/")
+    if len(components) > MOST_COMPONENTS:
+        return f"has {len(components):,} components, and {MOST_COMPONENTS} are the most"
+    longest = max(map(len, components))
     if longest > COMPONENT_BYTES:
         return f"has a component of {longest:,} bytes, and {COMPONENT_BYTES} are the most"
-    if size > PATH_BYTES:
-        return f"has {size:,} bytes, and {PATH_BYTES:,} are the most"
+    if len(encoded) > PATH_BYTES:
+        return f"has {len(encoded):,} bytes, and {PATH_BYTES:,} are the most"
     return ""
 
 
@@ -74,26 +95,46 @@ def _shown(name: str) -> str:
     return repr(name if len(name) <= 200 else f"{name[:200]}…")
 
 
-def check_parents(destination: Path, names: Sequence[str]) -> None:
+def check_parents(destination: Path, names: Iterable[str]) -> None:
     """
     Refuse what already lies in the destination and would lead a file elsewhere, or be in its way.
 
     Raises:
         FatalError: a parent is a link or a file, or a name is a directory.
     """
-    seen = {destination}
-    for name in names:
-        target = destination / name
-        if target.is_dir() and not target.is_symlink():
-            raise _in_the_way(target, "is a directory, and the source has a file of that name")
-        parent = target.parent
-        while parent not in seen:
-            seen.add(parent)
-            if parent.is_symlink():
-                raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
-            if parent.exists() and not parent.is_dir():
-                raise _in_the_way(parent, "is a file, and the source has a directory of that name")
-            parent = parent.parent
+    before: list[str] = []
+    for name in sorted(names):  # then what lies in one directory follows each other, so that it is looked at once
+        directories = name.split("/")[:-1]
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, directories, strict=False)))
+        _check_directories(destination.joinpath(*directories[:known]), directories[known:])
+        before = directories
+        if stat.S_ISDIR(_mode(destination / name)):
+            raise _in_the_way(destination / name, "is a directory, and the source has a file of that name")
+
+
+def leads_elsewhere(destination: Path, name: str) -> bool:
+    """Return whether a directory of a name below the destination is a link."""
+    return any((destination / parent).is_symlink() for parent in PurePath(name).parents if parent.name)
+
+
+def _check_directories(parent: Path, below: Sequence[str]) -> None:
+    for component in below:
+        parent /= component
+        mode = _mode(parent)
+        if stat.S_ISLNK(mode):
+            raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
+        if not mode:
+            return
+        if not stat.S_ISDIR(mode):
+            raise _in_the_way(parent, "is a file, and the source has a directory of that name")
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of what is there, a link's own; 0 where there is nothing."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def _in_the_way(path: Path, why: str) -> FatalError:

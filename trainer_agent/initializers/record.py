@@ -6,7 +6,10 @@ import json
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.initializers import names
+from trainer_agent.initializers.hidden import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,15 +57,29 @@ class Record:
 
 
 def read(directory: Path) -> Record | None:
-    """Return the record in `directory`, None when there is none that makes sense."""
+    """
+    Return the record in `directory`, None when there is none that makes sense.
+
+    Raises:
+        FatalError: it is no plain file.
+    """
     try:
-        data = json.loads((directory / NAME).read_bytes())
+        with os.fdopen(open_plain(directory / NAME, os.O_RDONLY), "rb") as file:
+            data = json.load(file)
         if data["schema"] != SCHEMA:
             return None
-        files = {path: Kept(*values) for path, values in data["files"].items()}
+        files = {path: _kept(path, values) for path, values in data["files"].items()}
         return Record(data["source"], data["revision"], data["selection"], files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _kept(path: str, values: Any) -> Kept:
+    match values:
+        # What the source no longer has is removed: a path that leads outside is not ours to name.
+        case [int(size), str(version), str(checksum), int(mtime_ns)] if names.is_below(path):
+            return Kept(size, version, checksum, mtime_ns)
+    raise ValueError(path)
 
 
 def write(directory: Path, record: Record) -> None:
@@ -76,7 +93,7 @@ def write(directory: Path, record: Record) -> None:
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     part = directory / f"{NAME}.part"
-    with part.open("w", encoding="ascii") as file:
+    with os.fdopen(open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="ascii") as file:
         json.dump(data, file, separators=(",", ":"))
         file.flush()
         os.fsync(file.fileno())
