@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
-from trainer_agent.initializers import hidden
+from trainer_agent.initializers import digests, hidden
 from trainer_agent.initializers.delivery import PARTS, Delivery, Order
 from trainer_agent.initializers.lock import claimed
 from trainer_agent.initializers.progress import Progress
@@ -96,6 +97,8 @@ def fetch(
 
 
 def _survey(deliveries: Sequence[Delivery]) -> None:
+    # Loading what hashes takes as long as the first answer of a far server.
+    threading.Thread(target=digests.load, name="load", daemon=True).start()
     for delivery in deliveries:
         with _writing(delivery.order.destination):
             delivery.survey()
