@@ -109,6 +109,11 @@ def _s5cmd(*tuning: str, part: tuple[str, ...] = ()) -> Callable[[Job], list[str
     return command
 
 
+def _s5cmd_synced(job: Job) -> list[str]:
+    """As the agent promises: what was fetched is on disk."""
+    return ["sh", "-c", 'target=$1; shift; "$@" && sync -f "$target"', "sh", str(job.destination), *_s5cmd()(job)]
+
+
 def _agent(scheme: str) -> Callable[[Job], list[str]]:
     return lambda job: [str(BIN / "trainer-agent"), "init", "dataset", "--storage-uri", f"{scheme}{job.name}"]
 
@@ -125,6 +130,7 @@ S3_PEERS = (
     Peer("boto3", _script("boto3")),
     Peer("boto3-16", _script("boto3-16")),
     Peer("s5cmd", _s5cmd(), lambda _: AWS),
+    Peer("s5cmd+sync", _s5cmd_synced, lambda _: AWS),
     Peer("s5cmd-64", _s5cmd("--numworkers", "64", part=("-c", "8", "-p", "64")), lambda _: AWS),
 )
 CP_PEER = Peer(CP, lambda job: ["cp", "-r", f"{job.endpoint}/{job.name}/.", str(job.destination)])
