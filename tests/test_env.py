@@ -1,10 +1,12 @@
 """env: settings with their origin, and secrets that are never shown."""
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_agent.env import Reader, Setting, redact, redact_all, secrets_in, whole_number
+from trainer_agent.env import Reader, Setting, redact, redact_all, secrets_in, wants_colour, whole_number
 
 
 def test_reader_keeps_a_record():
@@ -92,3 +94,23 @@ def test_whole_number_of_anything(text):
     """Any text is a number that prints the same digits again, or none."""
     number = whole_number(text)
     assert number is None or str(number) == (text.lstrip("0") or "0")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "stream, environ, expected",
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"NO_COLOR": "0"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(stream, environ, expected):
+    """NO_COLOR counts whatever its value, unless it is empty (no-color.org)."""
+    assert expected == wants_colour(stream, environ)

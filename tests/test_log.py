@@ -66,6 +66,14 @@ def test_a_terminal_has_colours(monkeypatch, logged, form, coloured):
     assert coloured == ("\x1b[" in sys.stderr.getvalue())
 
 
+def test_a_terminal_without_colours(monkeypatch, logged):
+    """NO_COLOR leaves the console readable and takes its colours."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    log.configure({"NO_COLOR": "1"})
+    log.get_logger().info("hello")
+    assert "[info     ] hello\n" == sys.stderr.getvalue()[9:]
+
+
 def refuse():
     raise ValueError(f"no access with {SECRET}")
 

@@ -2,63 +2,28 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
 
-TEXT, NUMBER, COUNT = {"type": "string"}, {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}
-ACTION = {"enum": ["continue", "retry", "reschedule", "stop"]}
-
-
-def object_of(**properties):
-    """Return the schema of an object with exactly these keys."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def list_of(items):
-    return {"type": "array", "items": items}
-
-
-FINDING = object_of(
-    code={"type": "string", "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"},
-    severity={"enum": ["info", "warning", "error"]},
-    message={"type": "string", "minLength": 1},
-    hint={"type": "string", "minLength": 1},
-    evidence={"type": "object"},
-)
-CHECK = object_of(
-    name=TEXT,
-    status={"enum": ["pass", "warn", "fail", "skip", "error"]},
-    action=ACTION,
-    duration_s=NUMBER,
-    message={"type": "string", "minLength": 1},
-    findings=list_of(FINDING),
-    measurements={"type": "object"},
-)
-REPORT = object_of(
-    schema={"const": "trainer-agent.preflight/v1"},
-    verdict={"enum": ["pass", "warn", "retry", "fatal"]},
-    exit_code={"enum": [0, 10, 20, 30]},
-    action=ACTION,
-    node=object_of(hostname=TEXT, rank=COUNT, nnodes=COUNT),
-    suspects=list_of(object_of(kind={"enum": ["node", "gpu", "nic", "link"]}, id=TEXT, node_rank=COUNT, reason=TEXT)),
-    checks=list_of(CHECK),
-    started_at={"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$"},
-    duration_s=NUMBER,
-    versions={"type": "object", "additionalProperties": TEXT, "required": ["trainer-agent", "python", "kernel"]},
-)
-
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "report.schema.json").read_text())
+KEBAB = re.compile("[a-z0-9]+(-[a-z0-9]+)*")
 WARNS = {"NCCL_P2P_DISABLE": "1"}
 FAILS = {"PET_NNODES": "0"}
 UNREACHABLE = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
 OURS = ["environment", "cgroup", "shm", "limits", "clock", "rendezvous-dns", "storage", "kube-api"]
+
+
+def demand_valid(data):
+    """The schema, and what our own checks promise beyond it: a message, a hint and a kebab-case code each."""
+    jsonschema.validate(data, SCHEMA)
+    findings = [f for c in data["checks"] for f in c["findings"]]
+    assert [] == [c["name"] for c in data["checks"] if not c["message"]]
+    assert [] == [f for f in findings if not (f["message"] and f["hint"] and KEBAB.fullmatch(f["code"]))]
 
 
 @pytest.fixture
@@ -82,7 +47,7 @@ def report(preflight):
     def run(*args, **environ):
         done = preflight(*args, "--output", "json", **environ)
         data = json.loads(done.stdout)
-        jsonschema.validate(data, REPORT)
+        demand_valid(data)
         return done.returncode, data
 
     return run
@@ -297,7 +262,7 @@ def test_a_bad_environment_gives_findings_and_never_a_traceback(preflight, tmp_p
     assert "verdict" in json.loads((tmp_path / "termination-log").read_text())
     if form == "json":
         data = json.loads(done.stdout)
-        jsonschema.validate(data, REPORT)  # it is UTF-8, too
+        demand_valid(data)  # it is UTF-8, too
         assert "error" not in statuses(data).values()
 
 

@@ -1,4 +1,4 @@
-"""report: JSON, text and the compact form, which never exceed what Kubernetes keeps."""
+"""report: its JSON form, saved and read again, and the compact form, which never exceeds what Kubernetes keeps."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Action, FatalError, Finding, Severity
 from trainer_agent.policy import Suspect, Verdict
-from trainer_agent.report import Report, compact, load, render, write_whole
+from trainer_agent.report import Report, compact, load, show, worst_first, write_whole
 from trainer_agent.termination import TERMINATION_BYTES
 
 SMALL = Finding("shm-small", "64 MiB, wanted 1 GiB", hint="mount an emptyDir", evidence={"bytes": 67108864})
@@ -33,21 +33,6 @@ REPORT = Report(
     started_at="2026-01-01T00:00:00.000+00:00",
     duration_s=1.23456,
 )
-TEXT = """\
-preflight FATAL  node 1 of 2 (node-a)  1.2 s
-  suspect: node node-a: it is slow
-
-FAIL   shm        64 MiB
-       error: 64 MiB, wanted 1 GiB [shm-small]
-         -> mount an emptyDir
-ERROR  cuda       the check broke
-WARN   bandwidth  slow
-       warning: 3 GB/s, wanted 10 GB/s [slow]
-PASS   clock      0.1 ms off
-SKIP   rdma       no device
-
-action: stop. To go on in spite of a check: --ignore shm,cuda
-"""
 
 
 @pytest.fixture
@@ -91,27 +76,6 @@ def test_json(data):
     assert ["clock", "bandwidth", "shm", "rdma", "cuda"] == [c["name"] for c in data["checks"]]
 
 
-def test_text(data):
-    """The culprit stands first, the worst check next, each finding with its hint."""
-    assert TEXT == render(data)
-
-
-def test_text_of_a_pass():
-    """A healthy node has no suspects and nothing to ignore."""
-    report = Report(Verdict.PASS, Action.CONTINUE, "a", 0, 1, [], [], "2026", 0.04)
-    assert "preflight PASS  node 0 of 1 (a)  0.0 s\n\n\naction: continue\n" == render(report.as_dict())
-
-
-def test_colours(data):
-    """Colours surround the statuses and change nothing else."""
-    text = render(data, colour=True)
-    painted = ["\033[31mpreflight FATAL\033[0m", "\033[31mFAIL \033[0m", "\033[35mERROR\033[0m", "\033[33mWARN \033[0m"]
-    assert [True] * 4 == [word in text for word in painted]
-    for code in ("31", "33", "35", "32", "2", "0"):
-        text = text.replace(f"\033[{code}m", "")
-    assert TEXT == text
-
-
 def test_load_gives_back_what_was_saved(data, tmp_path):
     """A saved report is read whole."""
     write_whole(tmp_path / "r.json", json.dumps(data))
@@ -128,11 +92,6 @@ def test_load_gives_back_what_was_saved(data, tmp_path):
         ("[]", "report-schema", "has schema 'list', wanted 'trainer-agent.preflight/v1'"),
         ('{"schema": "v0"}', "report-schema", "has schema 'v0', wanted 'trainer-agent.preflight/v1'"),
         ("{}", "report-schema", "has schema None, wanted 'trainer-agent.preflight/v1'"),
-        (
-            '{"schema": "trainer-agent.preflight/v1"}',
-            "report-damaged",
-            "has the right schema, but not its fields: KeyError: 'node'",
-        ),
     ],
 )
 def test_load_refuses_what_is_no_report(tmp_path, text, code, message):
@@ -147,21 +106,32 @@ def test_load_refuses_what_is_no_report(tmp_path, text, code, message):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"node": []},
-        {"checks": 1},
-        {"suspects": [1]},
-        {"duration_s": "x"},
-        {"verdict": None},
-        {"checks": [{"name": "a", "status": "odd", "message": "", "findings": []}]},
-    ],
+    "error", [KeyError("node"), IndexError(), TypeError(), ValueError(), AttributeError(), RecursionError()]
 )
-def test_load_refuses_damaged_fields(data, tmp_path, change):
-    """A report that cannot be shown is refused when it is read."""
-    write_whole(tmp_path / "r.json", json.dumps({**data, **change}))
-    with pytest.raises(FatalError, match="has the right schema, but not its fields"):
-        load(str(tmp_path / "r.json"))
+def test_a_damaged_report_is_refused_with_its_path(data, tmp_path, error):
+    """Whatever a writer stumbles over when fields are missing or of another kind."""
+    path = tmp_path / "r.json"
+    write_whole(path, json.dumps(data))
+
+    def write(_data):
+        raise error
+
+    with pytest.raises(FatalError) as refused:
+        show(str(path), write)
+    message = f"{path} has the right schema, but not its fields: {type(error).__name__}: {error}"
+    assert ("report-damaged", message) == (refused.value.code, refused.value.message)
+
+
+def test_show(data, tmp_path):
+    write_whole(tmp_path / "r.json", json.dumps(data))
+    assert "node-a" == show(str(tmp_path / "r.json"), lambda data: data["node"]["hostname"])
+
+
+def test_worst_first():
+    """Failures, then broken checks, warnings, passes and skips; among failures the one that asks for most."""
+    asked = [("pass", "continue"), ("fail", "retry"), ("skip", "continue"), ("fail", "stop"), ("error", "continue")]
+    checks = [{"status": status, "action": action} for status, action in asked]
+    assert [checks[n] for n in (3, 1, 4, 0, 2)] == worst_first(checks)
 
 
 def test_compact(data):
@@ -207,7 +177,13 @@ def test_compact_with_an_endless_text(data):
 TEXTS = st.text(max_size=30) | st.integers(0, 3000).map(lambda n: "\x00ü" * n) | st.just("\udcff")
 FINDINGS = st.lists(st.fixed_dictionaries({"code": TEXTS, "message": TEXTS, "hint": TEXTS}), max_size=8)
 CHECKS = st.fixed_dictionaries(
-    {"name": TEXTS, "status": st.sampled_from([str(s) for s in Status]), "message": TEXTS, "findings": FINDINGS}
+    {
+        "name": TEXTS,
+        "status": st.sampled_from([str(s) for s in Status]),
+        "action": st.sampled_from([str(a) for a in Action]),
+        "message": TEXTS,
+        "findings": FINDINGS,
+    }
 )
 SUSPECTS = st.fixed_dictionaries({"kind": st.just("node"), "id": TEXTS, "node_rank": st.integers(), "reason": TEXTS})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from typing import TextIO
 
 # Names whose values must never be shown, by their last words; after GitHub's and Kubernetes' own conventions.
 SECRET_NAME = re.compile(
@@ -79,3 +80,8 @@ def redact_all(value: Any, secrets: Collection[str]) -> Any:
 def whole_number(text: str) -> int | None:
     """Return the number that ASCII digits write, else None; int() takes `\u0663` and breaks on 5,000 digits."""
     return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Only a terminal gets colours, and none where NO_COLOR is set or the terminal is dumb (no-color.org)."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.env import redact, redact_all, secrets_in
+from trainer_agent.env import redact, redact_all, secrets_in, wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -42,8 +42,7 @@ structlog = _import_structlog()
 
 def configure(environ: Mapping[str, str], *, form: str = "auto") -> None:
     """Send every log line to standard error in `form`: `json`, `console`, or `auto` (console on a terminal)."""
-    terminal = sys.stderr.isatty()
-    console = form == "console" or (form == "auto" and terminal)
+    console = form == "console" or (form == "auto" and sys.stderr.isatty())
     secrets = secrets_in(environ)
 
     def mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -53,7 +52,9 @@ def configure(environ: Mapping[str, str], *, form: str = "auto") -> None:
         last = [
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
             structlog.dev.ConsoleRenderer(
-                colors=terminal, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+                colors=wants_colour(sys.stderr, environ),
+                pad_event_to=0,
+                exception_formatter=structlog.dev.plain_traceback,
             ),
         ]
     else:

@@ -1,4 +1,4 @@
-"""The report of a preflight: JSON for machines, text for people, a compact form for the termination log."""
+"""The report of a preflight, saved and read again, and its compact form for the termination log."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_agent import __version__
 from trainer_agent.check import Status
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import Action, FatalError
 from trainer_agent.termination import TERMINATION_BYTES, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from trainer_agent.check import CheckResult
-    from trainer_agent.errors import Action
     from trainer_agent.policy import Suspect, Verdict
 
 SCHEMA = "trainer-agent.preflight/v1"
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
-COLOURS = {"pass": "32", "warn": "33", "fail": "31", "error": "35", "skip": "2"}
 
 
 @dataclass(frozen=True)
@@ -83,58 +81,38 @@ def load(path: str) -> dict[str, Any]:
             f"{path} has schema {found!r}, wanted {SCHEMA!r}",
             hint="pass the file that --report-file wrote",
         )
+    return data
+
+
+def show(path: str, write: Callable[[dict[str, Any]], str]) -> str:
+    """
+    Return a saved report as `write` puts it.
+
+    Raises:
+        FatalError: the file cannot be read, or holds something else, or not all that a report has.
+    """
+    data = load(path)
     try:
-        render(data)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return write(data)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FatalError(
             "report-damaged",
             f"{path} has the right schema, but not its fields: {type(error).__name__}: {error}",
             hint="pass the file that --report-file wrote, unchanged",
         ) from error
-    return data
 
 
-def render(data: dict[str, Any], *, colour: bool = False) -> str:
-    """Return a report as text for a terminal, the culprit first, with a hint under each finding."""
-    node = data["node"]
-    where = f"node {node['rank']} of {node['nnodes']} ({node['hostname']})"
-    title = _paint(f"preflight {data['verdict'].upper()}", data["verdict"], colour=colour)
-    suspects = [f"  suspect: {s['kind']} {s['id']}: {s['reason']}" for s in data["suspects"]]
-    lines = [f"{title}  {where}  {data['duration_s']:.1f} s", *suspects, ""]
-    width = max((len(c["name"]) for c in data["checks"]), default=0)
-    order = [str(s) for s in WORST_FIRST]
-    for check in sorted(data["checks"], key=lambda c: order.index(c["status"])):
-        status = _paint(check["status"].upper().ljust(5), check["status"], colour=colour)
-        lines.append(f"{status}  {check['name'].ljust(width)}  {check['message']}")
-        lines += [line for finding in check["findings"] for line in _finding_lines(finding)]
-    lines += ["", _footer(data)]
-    return "\n".join(lines) + "\n"
-
-
-def _finding_lines(finding: dict[str, Any]) -> list[str]:
-    hint = [f"         -> {finding['hint']}"] if finding["hint"] else []
-    return [f"       {finding['severity']}: {finding['message']} [{finding['code']}]", *hint]
-
-
-def _footer(data: dict[str, Any]) -> str:
-    failed = [c["name"] for c in data["checks"] if c["status"] in ("fail", "error")]
-    if failed:
-        return f"action: {data['action']}. To go on in spite of a check: --ignore {','.join(failed)}"
-    return f"action: {data['action']}"
-
-
-def _paint(text: str, status: str, *, colour: bool) -> str:
-    code = COLOURS.get({"retry": "fail", "fatal": "fail"}.get(status, status))
-    return f"\033[{code}m{text}\033[0m" if colour and code else text
+def worst_first(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checks by status, among the same status those first whose action weighs most."""
+    statuses, actions = [str(s) for s in WORST_FIRST], [str(a) for a in reversed(Action)]
+    return sorted(checks, key=lambda c: (statuses.index(c["status"]), actions.index(c["action"])))
 
 
 def compact(data: dict[str, Any], *, limit: int = TERMINATION_BYTES) -> str:
     """Return verdict, suspects and findings, worst first, as JSON of at most `limit` bytes."""
     findings = [
         {"check": c["name"], "code": f["code"], "message": f["message"], "hint": f["hint"]}
-        for status in WORST_FIRST
-        for c in data["checks"]
-        if c["status"] == str(status)
+        for c in worst_first(data["checks"])
         for f in c["findings"] or _without_findings(c)
     ]
     head = {k: data[k] for k in ("verdict", "exit_code", "action", "node")}

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from trainer_agent.env import wants_colour
 from trainer_agent.errors import ExitCode, FatalError, Terminated
 from trainer_agent.process import adopt_orphans, exit_code, kill_descendants, spawn
 
@@ -186,7 +187,9 @@ class Stream:
         self.target = target
         self.rest = b""
         colour = COLOURS[node.rank % len(COLOURS)]
-        self.prefix = f"\033[{colour}m[node {node.rank}]\033[0m " if target.isatty() else f"[node {node.rank}] "
+        prefix = f"[node {node.rank}]"
+        coloured = wants_colour(target, os.environ)
+        self.prefix = f"\033[{colour}m{prefix}\033[0m " if coloured else f"{prefix} "
 
     def write(self, data: bytes) -> None:
         """Take some bytes; none means the end."""

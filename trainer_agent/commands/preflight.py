@@ -19,11 +19,12 @@ from trainer_agent.cgroup import read_limits
 from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
-from trainer_agent.env import redact_all, secrets_in
+from trainer_agent.env import redact_all, secrets_in, wants_colour
 from trainer_agent.errors import AgentError, ExitCode
+from trainer_agent.formats import FORMATS, writer
 from trainer_agent.host import Host
 from trainer_agent.nproc import decide
-from trainer_agent.report import Report, compact, render, write_whole
+from trainer_agent.report import Report, compact, write_whole
 from trainer_agent.runner import run_checks
 from trainer_agent.termination import TERMINATION_LOG, tell
 from trainer_agent.topology import read_topology
@@ -85,11 +86,11 @@ OPTIONS = (
     ),
     click.option(
         "--output",
-        type=click.Choice(["text", "json"]),
+        type=click.Choice(list(FORMATS)),
         default="text",
         show_default=True,
         show_envvar=True,
-        help="What goes to standard output.",
+        help="What goes to standard output: text for people, JSON for programs, JUnit XML for CI, one HTML page.",
     ),
     click.option(
         "--report-file", type=click.Path(dir_okay=False), show_envvar=True, help="Write the JSON report here, too."
@@ -151,14 +152,14 @@ def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *
     """Run the checks, write the report wherever it is wanted, return the exit code."""
     report = examine(options, environ, host)
     clean = redact_all(report.as_dict(), secrets_in(environ))
-    # Messages quote variables, which may hold any bytes; what is no text becomes question marks.
-    text = json.dumps(clean, indent=2, ensure_ascii=False).encode(errors="replace").decode()
+    text = writer("json")(clean)
     data = json.loads(text)
     stream = sys.stderr if to_stderr else sys.stdout
-    click.echo(text + "\n" if options.output == "json" else render(data, colour=stream.isatty()), file=stream, nl=False)
+    shown = writer(options.output)(data, colour=wants_colour(stream, environ))
+    click.echo(shown, file=stream, nl=False)
     tell(options.termination_log, compact(data))
     if options.report_file:
-        write_whole(options.report_file, text + "\n")
+        write_whole(options.report_file, text)
     warned = report.verdict is policy.Verdict.WARN and options.gate
     return int(ExitCode.PASS if warned else report.verdict.exit_code)
 

@@ -1,0 +1,81 @@
+"""text: what an operator reads first stands first, and nothing in it steers the terminal."""
+
+import re
+
+import pytest
+
+from trainer_agent.check import CheckResult, Status
+from trainer_agent.errors import Action, Finding
+from trainer_agent.formats.text import write
+from trainer_agent.policy import Verdict
+from trainer_agent.report import Report
+
+TEXT = """\
+preflight RETRY  node 3 of 16 (worker-3)  6.5 s
+  suspect: node worker-3: GPU 5 has 3 uncorrectable memory errors since boot, wanted 0
+
+FAIL   gpu-memory   1 of 8 GPUs is bad
+       error: GPU 5 has 3 uncorrectable memory errors since boot, wanted 0 [gpu-memory-errors]
+         -> drain node worker-3 and reset GPU 5: nvidia-smi --gpu-reset -i 5
+ERROR  cuda         the check ran out of time: no answer within 5 s
+WARN   shm          0.1 GiB
+       warning: 64 MiB, wanted 8 GiB [shm-small]
+         -> mount an emptyDir
+WARN   gpu-link     1 is slow
+       warning: GPU 2 copies 21 GB/s from the host, wanted 48 GB/s or more [link-slow]
+         -> compare `nvidia-smi -q -i 2` with its neighbours
+PASS   environment  torch: nodes 16, this one has rank 3
+PASS   gpu-count    8 GPUs
+SKIP   gpu-clocks   runs from --profile deep on
+
+checks: 1 fail, 1 error, 2 warn, 2 pass, 1 skip
+action: reschedule. To go on in spite of a check: --ignore gpu-memory,cuda
+"""
+
+
+def test_the_whole_text(data):
+    """The suspect stands first, the worst check next, each finding with its hint."""
+    assert TEXT == write(data)
+
+
+def test_nothing_to_say():
+    """Without checks there are no suspects, no counts and nothing to ignore."""
+    report = Report(Verdict.PASS, Action.CONTINUE, "a", 0, 1, [], [], "2026", 0.04)
+
+    assert "preflight PASS  node 0 of 1 (a)  0.0 s\n\n\naction: continue\n" == write(report.as_dict())
+
+
+def test_the_failure_that_decided_stands_first(data):
+    """Among failures, the one that asks for most; within a check, errors before warnings."""
+    stop = Finding("worse", "worse", hint="", action=Action.STOP)
+    data["checks"].append(CheckResult("storage", Status.FAIL, "gone", Action.STOP, 0, (stop,)).as_dict())
+    data["checks"][-1]["findings"].insert(0, {**data["checks"][1]["findings"][0], "code": "milder"})
+
+    lines = write(data).splitlines()
+
+    assert "FAIL   storage      gone" == lines[3]
+    assert ["       error: worse [worse]", "       warning: 64 MiB, wanted 8 GiB [milder]"] == lines[4:6]
+
+
+def test_colours_change_nothing_else(data):
+    """They surround verdict, statuses, severities, suspects and hints."""
+    text = write(data, colour=True)
+
+    painted = [
+        "\033[31mpreflight RETRY\033[0m",
+        "\033[31mFAIL \033[0m",
+        "\033[35mERROR\033[0m",
+        "\033[33mwarning\033[0m",
+        "\033[1mmount an emptyDir\033[0m",
+    ]
+    assert [] == [words for words in painted if words not in text]
+    assert TEXT == re.sub(r"\033\[\d+m", "", text)
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_nothing_steers_the_terminal(hostile, colour):
+    """Whatever a peer or a device calls itself, only our own colours are control characters."""
+    text = re.sub(r"\033\[\d+m", "", write(hostile, colour=colour))
+
+    assert [] == sorted({c for c in text if not c.isprintable() and c != "\n"})
+    assert r"\x00\x1b[2J\u202e\ud800" in text
