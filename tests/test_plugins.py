@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from preflight_checks import CATALOGUE as OURS
+
 CATALOGUE = """
 CATALOGUE = {
     "acme-good": "acme_checks:good",
@@ -123,7 +125,7 @@ def test_it_is_listed_after_ours_with_its_question(agent):
 
     lines = done.stdout.splitlines()
     assert 0 == done.returncode
-    assert ["acme-good", "Are there enough widgets?"] == lines[8].split(maxsplit=1)
+    assert ["acme-good", "Are there enough widgets?"] == lines[len(OURS)].split(maxsplit=1)
     assert ["shm", "Is /dev/shm large enough for the processes of this node?"] == lines[2].split(maxsplit=1)
 
 
@@ -193,7 +195,7 @@ def test_a_package_that_does_not_import_takes_none_of_ours_away(agent, tmp_path)
 
     done = agent("checks")
 
-    assert (0, 8 + 9) == (done.returncode, len(done.stdout.splitlines()))
+    assert (0, len(OURS) + 9) == (done.returncode, len(done.stdout.splitlines()))
     assert "RuntimeError('no licence')" in done.stderr
 
 

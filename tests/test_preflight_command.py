@@ -15,7 +15,8 @@ KEBAB = re.compile("[a-z0-9]+(-[a-z0-9]+)*")
 WARNS = {"NCCL_P2P_DISABLE": "1"}
 FAILS = {"PET_NNODES": "0"}
 UNREACHABLE = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
-OURS = ["environment", "cgroup", "shm", "limits", "clock", "rendezvous-dns", "storage", "kube-api"]
+GPU = ["gpu-count", "gpu-health", "gpu-memory", "gpu-link", "gpu-clocks", "driver-cuda"]
+OURS = ["environment", "cgroup", "shm", "limits", *GPU, "clock", "rendezvous-dns", "storage", "kube-api"]
 
 
 def demand_valid(data):

@@ -1,0 +1,140 @@
+"""What is wanted of each model of GPU, and the thresholds that hold for all; every number has its source."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.errors import FatalError
+
+if TYPE_CHECKING:
+    from trainer_agent.check import Context
+
+VARIABLE = "TRAINER_AGENT_GPU_THRESHOLDS"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """
+    A model of GPU.
+
+    Args:
+        pattern: the whole of the name that NVML gives it; drivers before 470 leave `NVIDIA ` out.
+        links: numbers of active NVLink links that are right; None leaves that to a comparison with the other GPUs.
+        ecc: whether ECC is on as it comes from the factory.
+        pcie: whether PCIe is how it reaches the CPU; on Grace that is NVLink-C2C, and PCIe says nothing.
+    """
+
+    pattern: str
+    links: tuple[int, ...] | None = None
+    ecc: bool = True
+    pcie: bool = True
+
+
+# FACTS of the field for the links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
+# a card without its bridge has none, which is no fault (NVSentinel #1481). Names as NVML has them: a part of a name is
+# not enough, as `GH200` holds `H200` (gpud #1206).
+MODELS = (
+    Model(r"A100-SXM4-\d+GB", links=(12,)),
+    Model(r"A100(-PCIE-40GB| 80GB PCIe)", links=(0, 12)),
+    Model(r"H100 80GB HBM3", links=(18,)),
+    Model(r"H100 NVL", links=(0, 12)),
+    Model(r"H100 PCIe", links=(0, 12)),
+    Model(r"H200", links=(18,)),
+    Model(r"H200 NVL", links=(0, 18)),
+    Model(r"GH200 .*", pcie=False),
+    Model(r"B200", links=(18,)),
+    Model(r"GB200", links=(18,), pcie=False),
+    Model(r"L4", links=(0,)),
+    Model(r"L40S", links=(0,)),
+    Model(r"(Tesla )?T4", links=(0,)),
+    Model(r"(Tesla )?V100-SXM[23]-\d+GB(-LS)?"),  # machines with four have fewer of the six
+    Model(r"(Tesla )?V100-PCIE-\d+GB", links=(0,)),
+    Model(r"(GeForce |Quadro |TITAN )?RTX .*", ecc=False),  # NVLink as far as there are bridges
+)
+UNKNOWN = Model(".*", ecc=False)
+
+
+def model_of(name: str) -> Model:
+    """Return what is wanted of a GPU by its name; of an unknown one little is."""
+    plain = name.removeprefix("NVIDIA ")
+    return next((model for model in MODELS if re.fullmatch(model.pattern, plain)), UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """
+    Numbers that can be set otherwise by TRAINER_AGENT_GPU_THRESHOLDS, a JSON object or the path of a file with one.
+
+    Args:
+        ecc_corrected: errors since the driver was loaded (gcm: 50 million).
+        sram_aggregate: uncorrected errors in the GPU's life; more is a case for a new board (ml-engineering: 4).
+        remapped_uncorrected: rows (azurehpc-health-checks: 512).
+        retired_pages: in a GPU's life (NVIDIA, Dynamic Page Retirement: 60 or more is a case for a new board).
+        leftover_bytes: memory in use by others, a warning (heuristic; NVRx 512 MB, gcm 15 MiB).
+        leftover_fraction: the same, a failure (heuristic: what training will miss).
+        drain_s: how long such memory may take to be freed (heuristic: an orphan's end, its core dump).
+        fabric_s: how long a fabric may train its links after a reboot (NVSentinel #1701).
+        idle_c: degrees of a GPU that does nothing (heuristic).
+        power_fraction: of the factory's power limit (heuristic).
+        throttled_fraction: of the samples (heuristic).
+    """
+
+    ecc_corrected: float = 50_000_000
+    sram_aggregate: float = 4
+    remapped_uncorrected: float = 512
+    retired_pages: float = 60
+    leftover_bytes: float = 1024 * MIB
+    leftover_fraction: float = 0.05
+    drain_s: float = 50.0
+    fabric_s: float = 50.0
+    idle_c: float = 75
+    power_fraction: float = 0.9
+    throttled_fraction: float = 0.5
+
+
+NAMES = tuple(f.name for f in fields(Thresholds))
+
+
+def thresholds(context: Context) -> Thresholds:
+    """
+    Return the thresholds, as far as the environment does not say otherwise.
+
+    Raises:
+        FatalError: the variable holds neither a JSON object of known names and numbers nor the path of one.
+    """
+    text = context.environ.get(VARIABLE, "").strip()
+    if not text:
+        return Thresholds()
+    told = text if text.startswith("{") else context.host.read(text)
+    if told is None:
+        raise _error(f"{VARIABLE}={text} cannot be read, wanted a readable file or a JSON object")
+    try:
+        given = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        raise _error(f'{VARIABLE} is no JSON ({error}), wanted an object such as {{"idle_c": 80}}') from error
+    return replace(Thresholds(), **_demand_numbers(given))
+
+
+def _demand_numbers(given: Any) -> dict[str, float]:
+    if not isinstance(given, dict):
+        raise _error(f"{VARIABLE} holds a {type(given).__name__}, wanted a JSON object")
+    for name, value in given.items():
+        if name not in NAMES:
+            raise _error(f"{VARIABLE} has {name!r}, wanted one of {', '.join(NAMES)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < float("inf"):
+            raise _error(f"{VARIABLE} has {name}={value!r}, wanted a number of 0 or more")
+    return given
+
+
+def _error(message: str) -> FatalError:
+    return FatalError("gpu-thresholds-invalid", message, hint=f"correct or remove {VARIABLE}")
+
+
+def wait_s(context: Context, wanted_s: float) -> float:
+    """Return how long a check may wait for something to pass; in the quick profile there is little time."""
+    return min(wanted_s, 5.0) if context.options.profile == "quick" else wanted_s

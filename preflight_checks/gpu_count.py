@@ -1,0 +1,127 @@
+"""GPUs: whether the driver answers, and whether it lists as many as this container was given."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from preflight_checks._gpus import READ_S, models, read
+from trainer_agent.check import Context, Outcome, Rule, Skip, check
+from trainer_agent.errors import Action, Finding, Severity
+
+if TYPE_CHECKING:
+    from preflight_checks._gpus import Reading
+
+DRIVER_NOT_LOADED, VERSION_MISMATCH = 9, 18  # NVML_ERROR_*
+
+LIBRARY = Rule(
+    "nvml-missing",
+    when="GPUs are asked for and libnvidia-ml.so.1 cannot be loaded; a warning where only NVIDIA_VISIBLE_DEVICES=all "
+    "asks, which images set that run without GPUs too",
+    hint="check that the container requests nvidia.com/gpu and that its runtime class is nvidia's",
+    action=Action.RESCHEDULE,
+    source="KEP-3416: a missing GPU reschedules",
+)
+NOT_LOADED = Rule(
+    "gpu-driver-not-loaded",
+    when="NVML says that the kernel module of the driver is not loaded",
+    hint="run `lsmod | grep nvidia` and `dmesg | grep -i nvrm` on this node; until then cordon it",
+    action=Action.RESCHEDULE,
+    source="NVML_ERROR_DRIVER_NOT_LOADED",
+)
+MISMATCH = Rule(
+    "gpu-driver-mismatch",
+    when="the driver's library is of another version than its kernel module",
+    hint="the driver was upgraded under running GPUs: reboot the node, or load the new module",
+    action=Action.RESCHEDULE,
+    source="NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+)
+BROKEN = Rule(
+    "nvml-broken",
+    when="NVML answers its first calls with another error",
+    hint="run `nvidia-smi` and `dmesg | grep -i nvrm` on this node; until then cordon it",
+    action=Action.RESCHEDULE,
+    source="KEP-3416: a missing GPU reschedules",
+)
+MISSING = Rule(
+    "gpu-missing",
+    when="NVML lists fewer GPUs than /dev has device nodes, or than NVIDIA_VISIBLE_DEVICES lists by UUID or index",
+    hint="run `nvidia-smi -L` and `dmesg | grep -i xid` on this node; until then cordon it",
+    action=Action.RESCHEDULE,
+    source="KEP-3416: a missing GPU reschedules",
+)
+TOO_FEW = Rule(
+    "gpus-too-few",
+    when="PET_NPROC_PER_NODE is a number above that of the GPUs, and no GPU is missing",
+    hint="raise nvidia.com/gpu of the container, or lower spec.trainer.numProcPerNode",
+    source="two processes on one GPU end NCCL with `Duplicate GPU detected`",
+)
+
+
+@check("gpu-count", rules=(LIBRARY, NOT_LOADED, MISMATCH, BROKEN, MISSING, TOO_FEW), timeout_s=READ_S + 3)
+def gpu_count(context: Context) -> Outcome:
+    """Does the NVIDIA driver answer, and does it list every GPU that this container was given?"""
+    reading = read(context)
+    if reading.state == "missing":
+        return _without_library(context, reading)
+    if reading.state == "broken":
+        rule = {DRIVER_NOT_LOADED: NOT_LOADED, VERSION_MISMATCH: MISMATCH}.get(reading.code, BROKEN)
+        message = f"NVML does not start: {reading.reason}, wanted a driver that answers"
+        return Outcome(message, (rule.found(message, nvml_error=reading.code),))
+    count = len(reading.gpus)
+    message = f"{models(reading.gpus)}, driver {reading.driver}" if count else f"no GPU, driver {reading.driver}"
+    measured = {"gpus": count, "driver": reading.driver, "device_nodes": len(_nodes(context))}
+    return Outcome(message, tuple(_missing(context, count) or _too_few(context, count)), measured)
+
+
+def _nodes(context: Context) -> list[str]:
+    return [name for name in context.host.names("/dev") if re.fullmatch(r"nvidia\d+", name)]
+
+
+def _listed(context: Context) -> list[str]:
+    """Return the GPUs that NVIDIA_VISIBLE_DEVICES lists; `all`, `void` and MIG instances are no such list."""
+    entries = [entry.strip() for entry in context.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
+    listed = [entry for entry in entries if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]+", entry)]
+    return list(dict.fromkeys(listed)) if len(listed) == len(entries) else []
+
+
+def _asked(context: Context) -> str:
+    """Return what asks for GPUs here, in words, empty when nothing does."""
+    visible = context.environ.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+    if nodes := _nodes(context):
+        return f"/dev has {', '.join(nodes)}"
+    if visible.lower() not in ("", "none", "void"):
+        return f"NVIDIA_VISIBLE_DEVICES={visible}"
+    return "PET_NPROC_PER_NODE=gpu" if context.topology.nproc == "gpu" else ""
+
+
+def _without_library(context: Context, reading: Reading) -> Outcome:
+    asked = _asked(context)
+    if not asked or context.accelerators.kind not in ("none", "nvidia", "mig"):
+        raise Skip(f"nothing asks for an NVIDIA GPU here, and NVML is not here: {reading.reason}")
+    message = f"NVML is not here ({reading.reason}), wanted it as {asked}"
+    found = LIBRARY.found(message, asked=asked)
+    if asked.lower() == "nvidia_visible_devices=all":
+        found = Finding(LIBRARY.code, message, Severity.WARNING, LIBRARY.hint, Action.CONTINUE, found.evidence)
+    return Outcome("NVML is not here", (found,))
+
+
+def _missing(context: Context, count: int) -> list[Finding]:
+    nodes, listed = _nodes(context), _listed(context)
+    wanted = max(len(nodes), len(listed))
+    if count >= wanted:
+        return []
+    why = "NVIDIA_VISIBLE_DEVICES lists" if len(listed) >= len(nodes) else "/dev has device nodes of"
+    message = f"NVML lists {count} GPUs, wanted the {wanted} that {why}"
+    return [MISSING.found(message, count=count, device_nodes=nodes, listed=listed)]
+
+
+def _too_few(context: Context, count: int) -> list[Finding]:
+    processes, accelerators = context.topology.nproc, context.accelerators
+    usable = accelerators.count
+    if accelerators.kind not in ("nvidia", "mig") or accelerators.problem or not usable:
+        return []
+    if not isinstance(processes, int) or processes <= usable:
+        return []
+    message = f"PET_NPROC_PER_NODE={processes}, wanted at most {usable}: {accelerators.source}"
+    return [TOO_FEW.found(message, processes=processes, count=count, usable=usable)]

@@ -1,0 +1,184 @@
+"""How each GPU reaches the others and the CPU: NVLink, the fabric behind it, peer-to-peer access, PCIe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from preflight_checks import _gpu_link_rules as known
+from preflight_checks._gpu_models import UNKNOWN, model_of, thresholds, wait_s
+from preflight_checks._gpus import READ_S, found_on, models, present, read_gpus, unread
+from trainer_agent.check import Context, Outcome, check
+from trainer_agent.errors import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from preflight_checks._gpus import Gpu, Reading
+    from trainer_agent.check import Rule
+    from trainer_agent.errors import Finding
+
+SAMPLES, PAUSE_S, POLL_S = 3, 0.3, 2.0
+NOT_STARTED, IN_PROGRESS, COMPLETED = 1, 2, 3  # NVML_GPU_FABRIC_STATE_*
+UNHEALTHY, LIMITED = 2, 3  # NVML_GPU_FABRIC_HEALTH_SUMMARY_*
+REPORTED = ("links", "p2p", "fabric", "link_errors", "pcie_generation", "pcie_width", "pcie_replays")
+
+
+def deadline_s(context: Context) -> float:
+    """Return the longest wait for the fabric, and the time of the readings."""
+    return wait_s(context, thresholds(context).fabric_s) + READ_S + SAMPLES * PAUSE_S + 3
+
+
+@check("gpu-link", rules=known.RULES, timeout_s=deadline_s)
+def gpu_link(context: Context) -> Outcome:
+    """Does every GPU reach the others and the CPU as its model can: NVLink, fabric, PCIe?"""
+    groups = ("links", "fabric", "pcie", "errors")
+    reading = read_gpus(context, *groups, again=("pcie", "errors"), times=SAMPLES, pause_s=PAUSE_S)
+    gpus = present(reading)
+    whole = [gpu for gpu in gpus if not gpu.mig]  # in MIG mode there is neither NVLink nor P2P
+    findings = [*_nvlink(whole), *_fabric(context, whole), *_p2p(whole)]
+    findings += [*_pcie(reading, gpus), *_risen(reading, gpus)]
+    measured = {"gpus": [_measured(gpu) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
+    active = sorted({_active(gpu) for gpu in whole})
+    links = f"{' or '.join(map(str, active))} NVLinks active" if active else "NVLink not judged in MIG mode"
+    return Outcome(f"{models(gpus)}: {links}", tuple(findings), measured)
+
+
+def _measured(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "links_active": _active(gpu),
+        "fabric": None if gpu.fabric is None else dict(gpu.fabric),
+        "pcie_generation": gpu.pcie_generation,
+        "pcie_width": gpu.pcie_width,
+    }
+
+
+def _active(gpu: Gpu) -> int:
+    return sum((gpu.links or {}).values())
+
+
+def _nvlink(gpus: Sequence[Gpu]) -> list[Finding]:
+    findings = []
+    for wanted, severity, gpu in ((*_wanted(gpu, gpus), gpu) for gpu in gpus):
+        if gpu.links is not None and _active(gpu) < wanted:
+            down = [link for link, up in gpu.links.items() if not up]
+            text = f"{_active(gpu)} NVLinks are active, wanted {wanted}"
+            findings.append((replace(known.NVLINK, severity=severity), (gpu, text, {"down": down, "wanted": wanted})))
+    rules = {rule: None for rule, _ in findings}
+    return [f for rule in rules for f in found_on(rule, [said for r, said in findings if r == rule])]
+
+
+def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
+    """Return how many links this GPU should have, by its model, and where that leaves a choice by its neighbours."""
+    neighbours = [other for other in gpus if other.name == gpu.name]
+    usual = Counter(_active(other) for other in neighbours).most_common(1)[0][0]
+    wanted = model_of(gpu.name).links
+    if wanted is None:
+        return usual, Severity.WARNING
+    if len(wanted) > 1:
+        return usual if usual in wanted else max(wanted), Severity.ERROR
+    if len(gpus) == 1 and not _active(gpu):  # a part of a node, in a virtual machine or a pod: there is nobody to reach
+        return wanted[0], Severity.INFO
+    return wanted[0], Severity.ERROR
+
+
+def _fabric(context: Context, gpus: Sequence[Gpu]) -> list[Finding]:
+    host, limit = context.host, wait_s(context, thresholds(context).fabric_s)
+    began = host.monotonic()
+    while any(_starting(gpu) for gpu in gpus) and host.monotonic() - began < limit:
+        host.sleep(POLL_S)
+        wanted = {gpu.index for gpu in gpus}
+        gpus = [gpu for gpu in present(read_gpus(context, "fabric")) if gpu.index in wanted]
+    said: dict[Rule, list[tuple[Gpu, str, dict[str, Any]]]] = {}
+    for gpu in gpus:
+        for rule, text in _judge_fabric(gpu.fabric or {}):
+            said.setdefault(rule, []).append((gpu, text, {"fabric": dict(gpu.fabric or {})}))
+    return [finding for rule, rows in said.items() for finding in found_on(rule, rows)]
+
+
+def _starting(gpu: Gpu) -> bool:
+    return (gpu.fabric or {}).get("state") in (NOT_STARTED, IN_PROGRESS)
+
+
+def _judge_fabric(fabric: Mapping[str, int]) -> Iterator[tuple[Rule, str]]:
+    state = fabric.get("state", 0)
+    if state in (NOT_STARTED, IN_PROGRESS):
+        words = "not started" if state == NOT_STARTED else "in progress"
+        yield known.FABRIC_NOT_READY, f"its registration with the fabric is {words}, wanted completed"
+    if state != COMPLETED:
+        return
+    if fabric["status"]:
+        text = f"its registration with the fabric ended with NVML error {fabric['status']}, wanted 0"
+        yield known.FABRIC_FAILED, text
+        return
+    mask, found = fabric["mask"], False
+    for rule, shift, width, healthy, text in known.HEALTH_MASK:
+        part = mask >> shift & ((1 << width) - 1)
+        if part not in healthy:
+            found = True
+            yield rule, f"the fabric says: {text} ({part} in its health mask), wanted none of this"
+    if fabric["summary"] == UNHEALTHY and not found:
+        yield known.FABRIC_UNHEALTHY, "the fabric says `unhealthy` of it, wanted `healthy`"
+    if fabric["summary"] == LIMITED and not found:
+        yield known.FABRIC_LIMITED, "the fabric says `limited capacity` of it, wanted `healthy`"
+
+
+def _p2p(gpus: Sequence[Gpu]) -> list[Finding]:
+    """What one GPU can do towards another, the other can do towards it."""
+    by_index = {gpu.index: gpu for gpu in gpus}
+    rows = []
+    for gpu in gpus:
+        for index, there in (gpu.p2p or {}).items():
+            other = by_index.get(index)
+            back = (other.p2p or {}).get(gpu.index) if other else None
+            if other and back is not None and any(a and not b for a, b in zip(there, back, strict=True)):
+                text = f"it cannot reach {other.label}, which reaches it, wanted both ways"
+                rows.append((gpu, text, {"to": other.id, "status_there": there, "status_back": back}))
+    return found_on(known.P2P, rows)
+
+
+def _pcie(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
+    """An idle link goes down to save power, so the best of the samples counts, and only neighbours are compared."""
+    judged = [gpu for gpu in gpus if model_of(gpu.name).pcie]
+    width, generation = _best(reading, "pcie_width"), _best(reading, "pcie_generation")
+    findings = []
+    for rule, unknown in ((known.PCIE_NARROW, False), (replace(known.PCIE_NARROW, severity=Severity.WARNING), True)):
+        narrow = [
+            (gpu, f"PCIe has {width[gpu.index]} lanes, wanted {gpu.pcie_width_max}", {"lanes": width[gpu.index]})
+            for gpu in judged
+            if (model_of(gpu.name) is UNKNOWN) is unknown and 0 < width[gpu.index] < (gpu.pcie_width_max or 0)
+        ]
+        findings += found_on(rule, narrow)
+    slow = []
+    for gpu in judged:
+        alike = [g for g in judged if (g.name, g.performance_state) == (gpu.name, gpu.performance_state)]
+        best = max(generation[g.index] for g in alike)
+        if 0 < generation[gpu.index] < min(best, gpu.pcie_generation_max or 0):
+            text = f"PCIe runs at generation {generation[gpu.index]}, wanted {best} as its neighbours"
+            slow.append((gpu, text, {"generation": generation[gpu.index], "neighbours": best}))
+    return [*findings, *found_on(known.PCIE_SLOW, slow)]
+
+
+def _best(reading: Reading, name: str) -> dict[int, int]:
+    samples = reading.samples
+    return {gpu.index: max(getattr(sample[gpu.index], name) or 0 for sample in samples) for gpu in reading.gpus}
+
+
+def _risen(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
+    """Totals since the last reset prove nothing; a healthy H100 had 150 replays."""
+    last = reading.samples[-1]
+    replays, errors = [], []
+    for gpu in gpus:
+        later = last[gpu.index]
+        if gpu.pcie_replays is not None and (later.pcie_replays or 0) > gpu.pcie_replays:
+            rise = (later.pcie_replays or 0) - gpu.pcie_replays
+            replays.append((gpu, f"{rise} PCIe replays while this check ran, wanted 0", {"replays": rise}))
+        before, after = gpu.link_errors or {}, later.link_errors or {}
+        rises = {name: after[name] - n for name, n in before.items() if after.get(name, 0) > n}
+        if rises:
+            worst = max(rises, key=lambda name: rises[name])
+            text = f"{worst} rose by {rises[worst]} while this check ran, wanted 0"
+            errors.append((gpu, text, {"rises": rises}))
+    return [*found_on(known.PCIE_ERRORS, replays), *found_on(known.NVLINK_ERRORS, errors)]

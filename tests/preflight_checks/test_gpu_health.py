@@ -1,0 +1,183 @@
+"""What is wrong with a GPU itself; tests/preflight_checks/test_gpu_faults.py has one of each fault."""
+
+import time
+
+import pynvml
+import pytest
+from nvml_checks import context_of, found, only, run_on
+from nvml_faults import FAULTS
+from nvml_machines import bus_id, h100_sxm, machine, uuid
+from nvml_models import A100_SXM, L4
+
+from preflight_checks._gpus import NvmlHungError, read_gpus
+from preflight_checks.gpu_health import gpu_health
+from trainer_agent.catalogue import Listed
+from trainer_agent.check import Status
+from trainer_agent.process import adopt_orphans, descendants
+from trainer_agent.runner import run_checks
+from trainer_agent.testing import FakeHost, run_check
+
+SRAM = 7
+
+
+def health_on(standin, scenario, root, **how):
+    """Return the outcome on a machine."""
+    return run_on(standin, scenario, [gpu_health], root, **how)["gpu-health"]
+
+
+def codes(outcome):
+    """Return the codes of the findings."""
+    return [f.code for f in outcome.findings]
+
+
+def test_without_the_library_there_is_nothing_to_look_at(tmp_path):
+    assert run_check(gpu_health, FakeHost(tmp_path)).startswith("NVML is not here: ")
+
+
+def test_without_a_driver_it_leaves_the_word_to_gpu_count(nvml_standin, tmp_path):
+    outcome = health_on(nvml_standin, FAULTS["not-loaded"](h100_sxm(), 0), tmp_path)
+
+    assert "NVML does not start: Driver Not Loaded; gpu-count says more" == outcome
+
+
+def test_without_a_gpu_there_is_nothing_to_look_at(nvml_standin, tmp_path):
+    assert "NVML lists no GPU" == health_on(nvml_standin, h100_sxm(0), tmp_path)
+
+
+def test_a_gpu_that_goes_while_we_ask_keeps_its_name(nvml_standin, tmp_path):
+    """It is known by what it answered before."""
+    outcome = health_on(nvml_standin, h100_sxm().loses(3, from_call=20), tmp_path)
+
+    message = f"GPU 3 ({uuid(3)}, {bus_id(3)}): NVML says `GPU is lost`, wanted answers"
+    assert ("gpu-lost", message) == (only(outcome).code, only(outcome).message)
+    assert "7 x NVIDIA H100 80GB HBM3: 7 of 8 GPUs answer" == outcome.message
+
+
+@pytest.mark.parametrize(
+    "uuid_line, uuid_found", [(f"GPU UUID: \t {uuid(3)}\n", uuid(3)), ("GPU UUID: \t GPU-????\n", "")]
+)
+def test_a_gpu_that_never_answered_is_found_by_elimination(nvml_standin, tmp_path, uuid_line, uuid_found):
+    """The driver's files name all, NVML names the others."""
+    host = FakeHost(tmp_path)
+    for index in range(8):
+        text = f"Model: \t H100\n{uuid_line if index == 3 else ''}Device Minor: \t {index}\n"
+        host.put(f"/proc/driver/nvidia/gpus/{bus_id(index)[4:].lower()}/information", text)
+    outcome = health_on(nvml_standin, FAULTS["lost"](h100_sxm(), 3), tmp_path, host=host)
+
+    assert [{"index": 3, "uuid": uuid_found, "pci": "0000:56:00.0"}] == only(outcome).evidence["gpus"]
+
+
+@pytest.mark.parametrize("lost", [(3,), (3, 5)])
+def test_a_gpu_that_nobody_names_has_its_index(nvml_standin, tmp_path, lost):
+    """No files, or two GPUs that do not answer."""
+    scenario = h100_sxm()
+    host = FakeHost(tmp_path)
+    for index in lost:
+        scenario = scenario.loses(index)
+        if len(lost) > 1:
+            host.put(f"/proc/driver/nvidia/gpus/{bus_id(index)[4:]}/information")
+    outcome = health_on(nvml_standin, scenario, tmp_path, host=host)
+
+    assert [{"index": n, "uuid": "", "pci": ""} for n in lost] == only(outcome).evidence["gpus"]
+
+
+def test_the_same_of_several_gpus_is_one_finding(nvml_standin, tmp_path):
+    """A node without nvidia-persistenced is not eight faults."""
+    scenario = h100_sxm(3).says("nvmlDeviceGetPersistenceMode", 0)
+
+    assert [("gpu-health", "info", "persistence-off", [0, 1, 2])] == found(
+        {"gpu-health": health_on(nvml_standin, scenario, tmp_path)}
+    )
+
+
+def test_pages_that_older_gpus_retire(nvml_standin, tmp_path):
+    """Sixty are a case for a new board."""
+    pages = tuple(0x1000 * n for n in range(60))
+    scenario = (
+        machine(A100_SXM, 1)
+        .says("nvmlDeviceGetRetiredPages", pages[:40], of=0)
+        .says("nvmlDeviceGetRetiredPages", pages[40:], of=1)
+        .says("nvmlDeviceGetRetiredPagesPendingStatus", 1)
+    )
+    outcome = health_on(nvml_standin, scenario, tmp_path)
+
+    assert ["pages-retired-many", "page-retirement-pending"] == codes(outcome)
+    assert outcome.findings[0].message.endswith(": 60 pages of memory are retired, wanted fewer than 60")
+
+
+@pytest.mark.parametrize("count, expected", [(4, []), (5, ["ecc-sram-threshold"])])
+def test_errors_of_sram_in_a_life_count_where_the_driver_has_no_threshold(nvml_standin, tmp_path, count, expected):
+    scenario = h100_sxm(1).fails("nvmlDeviceGetSramEccErrorStatus", pynvml.NVML_ERROR_NO_PERMISSION)
+    scenario = scenario.says("nvmlDeviceGetMemoryErrorCounter", count, of=(1, 1, SRAM))
+
+    assert expected == codes(health_on(nvml_standin, scenario, tmp_path))
+
+
+def test_errors_that_wait_to_be_remapped_are_said_once(nvml_standin, tmp_path):
+    scenario = FAULTS["dram-uncorrected"](FAULTS["remap-pending"](h100_sxm(), 3), 3)
+
+    assert ["row-remap-pending"] == codes(health_on(nvml_standin, scenario, tmp_path))
+
+
+def test_boards_without_a_majority_are_all_right(nvml_standin, tmp_path):
+    """Of two nobody knows which is the odd one."""
+    assert [] == codes(health_on(nvml_standin, FAULTS["other-vbios"](h100_sxm(2), 1), tmp_path))
+
+
+def test_an_unknown_model_may_have_no_ecc(nvml_standin, tmp_path):
+    scenario = machine(L4, 1).says("nvmlDeviceGetName", "NVIDIA Z1").says("nvmlDeviceGetEccMode", (0, 0))
+
+    assert [] == codes(health_on(nvml_standin, scenario, tmp_path))
+
+
+def test_a_recovery_that_nobody_knows_yet(nvml_standin, tmp_path):
+    outcome = health_on(nvml_standin, h100_sxm(1).field(230, 99), tmp_path)
+
+    assert "something that this program does not know (recovery action 99), wanted 0" in only(outcome).message
+
+
+def test_a_gpu_that_wants_a_reset_says_so(nvml_standin, tmp_path):
+    """In NVML's words."""
+    outcome = health_on(nvml_standin, FAULTS["reset-required"](h100_sxm(), 3), tmp_path)
+
+    assert "GPU 3: NVML says `GPU requires restart`, wanted answers" == only(outcome).message
+
+
+def test_all_gpus_are_lost(nvml_standin, tmp_path):
+    """Then nothing else is said of them."""
+    outcome = health_on(nvml_standin, h100_sxm(2).loses(0, from_call=0).loses(1, from_call=0), tmp_path)
+
+    assert [("gpu-health", "error", "gpu-lost", [0, 1])] == found({"gpu-health": outcome})
+
+
+@pytest.mark.parametrize("fault", ["hung-driver", "hung-gpu"])
+def test_a_hang_is_an_error_of_the_check(nvml_standin, tmp_path, fault):
+    """Within the budget, and nothing of it is left running."""
+    context = context_of(tmp_path)
+    listed = [Listed("gpu-clocks", "preflight_checks.gpu_clocks:gpu_clocks", "trainer-agent")]
+
+    def checked():
+        adopt_orphans()
+        began = time.monotonic()
+        (result,) = run_checks(listed, context, timeout_s=1.0)
+        took = time.monotonic() - began
+        while descendants() and time.monotonic() < began + 5:
+            time.sleep(0.01)
+        return result, took, descendants()
+
+    result, took, left = nvml_standin.call(FAULTS[fault](h100_sxm(), 3), checked)
+
+    assert (Status.ERROR, True, []) == (result.status, took < 4, left)
+
+
+@pytest.mark.parametrize("fault, about", [("hung-driver", "its start"), ("hung-gpu", "GPU 3")])
+def test_a_hang_says_what_was_asked(nvml_standin, tmp_path, fault, about):
+    context = context_of(tmp_path)
+
+    def hung():
+        with pytest.raises(NvmlHungError) as caught:
+            read_gpus(context, "heat", timeout_s=0.3)
+        return str(caught.value)
+
+    said = nvml_standin.call(FAULTS[fault](h100_sxm(), 3), hung)
+    assert f"NVML hangs when asked about {about}: no answer within 0.3 s" == said

@@ -1,0 +1,166 @@
+"""How GPUs reach each other and the CPU; tests/preflight_checks/test_gpu_faults.py has one of each fault."""
+
+import pynvml
+import pytest
+from nvml_checks import HurriedHost, context_of, found, only, run_on
+from nvml_faults import FAULTS, link_down, slow_pcie
+from nvml_machines import fabric, h100_sxm, machine, mig, uuid
+from nvml_models import A100_PCIE, GB200, H100_NVL, L4
+
+from preflight_checks.gpu_link import deadline_s, gpu_link
+
+HEALTHY_MASK = 0b0001_10101010
+
+
+def link_on(standin, scenario, root, **how):
+    """Return the outcome on a machine."""
+    return run_on(standin, scenario, [gpu_link], root, **how)["gpu-link"]
+
+
+def rows(outcome):
+    """Return severity, code and GPUs of the findings."""
+    return [row[1:] for row in found({"gpu-link": outcome})]
+
+
+def test_the_deadline_has_room_for_the_wait(tmp_path):
+    assert 50 + 10 < deadline_s(context_of(tmp_path))
+
+
+def test_links_that_are_down_are_numbered(nvml_standin, tmp_path):
+    finding = only(link_on(nvml_standin, FAULTS["link-down"](h100_sxm(), 3), tmp_path))
+
+    assert finding.message.endswith(": 17 NVLinks are active, wanted 18")
+    assert {"down": [3], "wanted": 18} == {key: finding.evidence[key] for key in ("down", "wanted")}
+
+
+def test_a_fabric_that_is_late(nvml_standin, tmp_path):
+    """It is waited for: links train for a while after a reboot."""
+    assert [] == rows(link_on(nvml_standin, FAULTS["fabric-late"](h100_sxm(), 0), tmp_path, host=HurriedHost(tmp_path)))
+
+
+def test_half_a_bridge_of_a_pair_is_down(nvml_standin, tmp_path):
+    """An H100 NVL has 12 links or, without a bridge, none; one of eleven is broken."""
+    assert [("error", "nvlink-down", [1])] == rows(link_on(nvml_standin, link_down(machine(H100_NVL, 2), 1), tmp_path))
+
+
+def test_a_missing_bridge_is_no_fault(nvml_standin, tmp_path):
+    scenario = machine(H100_NVL, 2)
+    for link in range(18):
+        scenario = scenario.says("nvmlDeviceGetNvLinkState", 0, of=link)
+
+    assert [] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_an_unknown_model_is_compared_with_its_neighbours(nvml_standin, tmp_path):
+    """It warns only: nobody knows how many links it should have."""
+    scenario = link_down(h100_sxm(4).says("nvmlDeviceGetName", "NVIDIA Z1"), 2)
+    scenario = scenario.says("nvmlDeviceGetCurrPcieLinkWidth", 8, gpu=1)
+
+    assert [("warning", "nvlink-down", [2]), ("warning", "pcie-narrow", [1])] == rows(
+        link_on(nvml_standin, scenario, tmp_path, nodes=4)
+    )
+
+
+def test_a_part_of_a_node_has_nobody_to_reach(nvml_standin, tmp_path):
+    """A virtual machine with one GPU may have all its links off; it only informs."""
+    scenario = FAULTS["all-links-down"](h100_sxm(1), 0)
+
+    assert [("info", "nvlink-down", [0])] == rows(link_on(nvml_standin, scenario, tmp_path, nodes=1))
+
+
+@pytest.mark.parametrize(
+    "mask, expected",
+    [
+        (HEALTHY_MASK, []),
+        (0, []),
+        (0b0001_10100110, [("warning", "fabric-recovering", [0])]),
+        (0b0001_01101010, [("warning", "fabric-recovering", [0])]),
+        (0b0101_10101010, [("error", "fabric-misconfigured", [0])]),
+        (0b0001_10010110, [("warning", "fabric-recovering", [0]), ("error", "fabric-route-unhealthy", [0])]),
+    ],
+)
+def test_what_the_health_mask_says(nvml_standin, tmp_path, mask, expected):
+    """Two bits for each question, four for the configuration."""
+    scenario = fabric(h100_sxm(2), gpu=0, healthMask=mask)
+
+    assert expected == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_a_fabric_of_an_older_driver(nvml_standin, tmp_path):
+    """Before 580 there is no summary, before 550 no mask; the state remains."""
+    scenario = FAULTS["fabric-in-progress"](h100_sxm(), 3).on_driver(535)
+
+    assert [("error", "fabric-not-ready", [3])] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "branch, expected",
+    [(535, []), (550, [("error", "fabric-degraded", [3])]), (580, [("error", "fabric-degraded", [3])])],
+)
+def test_the_mask_of_an_older_driver(nvml_standin, tmp_path, branch, expected):
+    """It came with the second version of the structure."""
+    scenario = FAULTS["fabric-degraded-bandwidth"](h100_sxm(), 3).on_driver(branch)
+
+    assert expected == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_totals_of_link_errors_prove_nothing(nvml_standin, tmp_path):
+    """Only what rises does."""
+    scenario = h100_sxm(2).field(161, 1234, scope=3, value_type=3).field(52, 99, value_type=3)
+
+    assert [] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_p2p_that_is_broken_both_ways_is_not_one_way(nvml_standin, tmp_path):
+    """Boards on two sockets may not reach each other at all."""
+    scenario = machine(A100_PCIE, 2).says("nvmlDeviceGetP2PStatus", 4)
+
+    assert [] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_p2p_names_both_gpus(nvml_standin, tmp_path):
+    finding = only(link_on(nvml_standin, FAULTS["one-way-p2p"](h100_sxm(), 3), tmp_path))
+
+    assert f"GPU 4 ({uuid(4)}" in finding.message
+    assert 4 == finding.evidence["to"]["index"]
+
+
+def test_a_lost_neighbour_is_left_to_gpu_health(nvml_standin, tmp_path):
+    assert [] == rows(link_on(nvml_standin, FAULTS["lost"](h100_sxm(), 3), tmp_path))
+
+
+def test_pcie_that_sleeps_is_no_fault(nvml_standin, tmp_path):
+    """All idle cards at generation 1; and one that differs because it is in another performance state."""
+    asleep = slow_pcie(h100_sxm(2), 1).says("nvmlDeviceGetPerformanceState", 8, gpu=1)
+
+    assert [] == rows(link_on(nvml_standin, machine(L4, 4), tmp_path))
+    assert [] == rows(link_on(nvml_standin, asleep, tmp_path))
+
+
+def test_pcie_that_wakes_up_is_no_fault(nvml_standin, tmp_path):
+    """The best of the samples counts."""
+    scenario = h100_sxm(2).says("nvmlDeviceGetCurrPcieLinkGeneration", 1, gpu=1)
+    scenario = scenario.says("nvmlDeviceGetCurrPcieLinkGeneration", 5, gpu=1, from_call=3)
+
+    assert [] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_pcie_of_a_grace_says_nothing(nvml_standin, tmp_path):
+    """It reaches its CPU over NVLink-C2C."""
+    assert [] == rows(link_on(nvml_standin, FAULTS["narrow-pcie"](machine(GB200, 4), 3), tmp_path))
+
+
+def test_a_gpu_in_mig_mode_has_no_nvlink(nvml_standin, tmp_path):
+    outcome = link_on(nvml_standin, FAULTS["all-links-down"](mig(), 0), tmp_path, nodes=1)
+
+    assert ([], "1 x NVIDIA H100 80GB HBM3: NVLink not judged in MIG mode") == (rows(outcome), outcome.message)
+
+
+def test_what_cannot_be_read_is_told(nvml_standin, tmp_path):
+    """And judged by nobody."""
+    scenario = h100_sxm(1).fails("nvmlDeviceGetPcieReplayCounter", pynvml.NVML_ERROR_NO_PERMISSION)
+    scenario = scenario.fails("nvmlDeviceGetCurrPcieLinkWidth", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    outcome = link_on(nvml_standin, scenario, tmp_path, nodes=1)
+
+    wanted = {"pcie_replays": "Insufficient Permissions", "pcie_width": "Not Supported"}
+    assert ([], wanted) == (rows(outcome), outcome.measurements["not_read"])

@@ -1,0 +1,95 @@
+"""Memory that others have left in use."""
+
+import pytest
+from nvml_checks import HurriedHost, context_of, found, only, run_on
+from nvml_faults import FAULTS, leftover
+from nvml_machines import MIB, h100_sxm, machine, memory, mig
+from nvml_models import L4
+
+from preflight_checks.gpu_memory import deadline_s, gpu_memory
+from trainer_agent.check import Options
+from trainer_agent.errors import Action
+from trainer_agent.testing import FakeHost
+
+
+def memory_on(standin, scenario, root, **how):
+    """Return the outcome on a machine."""
+    return run_on(standin, scenario, [gpu_memory], root, **how)["gpu-memory"]
+
+
+def test_free_memory(nvml_standin, tmp_path):
+    """What the driver reserves for itself is not in use."""
+    outcome = memory_on(nvml_standin, h100_sxm(2), tmp_path)
+
+    assert ("2 of 2 GPUs read, at most 0 MiB in use", ()) == (outcome.message, outcome.findings)
+    assert {"used_bytes": {0: 0, 1: 0}, "waited_s": 0.0, "not_read": {}} == outcome.measurements
+
+
+def test_leftover_memory_is_told_with_its_process(nvml_standin, tmp_path):
+    """After fifty seconds of waiting; the process may be one of another namespace."""
+    finding = only(memory_on(nvml_standin, FAULTS["leftover-memory-much"](h100_sxm(), 3), tmp_path))
+
+    assert finding.message.endswith(": 30000 MiB of memory are in use (37%), wanted 1024 MiB or less")
+    assert Action.RESCHEDULE is finding.action
+    evidence = {key: finding.evidence[key] for key in ("used_bytes", "waited_s", "pids")}
+    assert {"used_bytes": 30_000 * MIB, "waited_s": 50.0, "pids": [4711]} == evidence
+
+
+@pytest.mark.parametrize(
+    "used_mib, expected",
+    [(1024, []), (1025, ["gpu-memory-used"]), (4077, ["gpu-memory-used"]), (4079, ["gpu-memory-occupied"])],
+)
+def test_the_thresholds(nvml_standin, tmp_path, used_mib, expected):
+    """More than 1 GiB, and more than 5 % of 81,559 MiB."""
+    scenario, quick = leftover(used_mib)(h100_sxm(1), 0), Options(profile="quick")
+    outcome = memory_on(nvml_standin, scenario, tmp_path, nodes=1, options=quick)
+
+    assert expected == [f.code for f in outcome.findings]
+
+
+def test_memory_that_is_freed_in_time(nvml_standin, tmp_path):
+    """An orphan of the job before us takes a while to end."""
+    outcome = memory_on(
+        nvml_standin, FAULTS["leftover-memory-freed"](h100_sxm(), 3), tmp_path, host=HurriedHost(tmp_path)
+    )
+
+    assert () == outcome.findings
+    assert 1 < outcome.measurements["waited_s"] < 50
+
+
+def test_the_quick_profile_waits_less(nvml_standin, tmp_path):
+    host = FakeHost(tmp_path)
+    scenario = FAULTS["leftover-memory"](h100_sxm(), 3)
+    outcome = memory_on(nvml_standin, scenario, tmp_path, host=host, options=Options(profile="quick"))
+
+    assert 6.0 == only(outcome).evidence["waited_s"]  # the third look
+
+
+def test_an_old_driver_counts_its_reserve_as_used(nvml_standin, tmp_path):
+    """Before 510 it cannot be told from little that others use, from 3 GiB it can."""
+    own = memory(machine(L4, 1), 23034, 538, 900).on_driver(470)
+    others = memory(machine(L4, 1), 23034, 538, 3072).on_driver(470)
+
+    assert [] == found({"gpu-memory": memory_on(nvml_standin, own, tmp_path, nodes=1)})
+    outcome = memory_on(nvml_standin, others, tmp_path, nodes=1, options=Options(profile="quick"))
+    assert ["gpu-memory-occupied"] == [f.code for f in outcome.findings]
+
+
+def test_what_must_not_be_read_is_told(nvml_standin, tmp_path):
+    """A container with MIG instances may not ask for the memory of the whole GPU."""
+    outcome = memory_on(nvml_standin, mig(), tmp_path, nodes=1)
+
+    assert ("0 of 1 GPUs read, at most 0 MiB in use", ()) == (outcome.message, outcome.findings)
+    refused = dict.fromkeys(("memory_total", "memory_used"), "Insufficient Permissions")
+    assert refused == outcome.measurements["not_read"]
+
+
+def test_lost_gpus_are_left_to_gpu_health(nvml_standin, tmp_path):
+    assert "no GPU answers; gpu-health says more" == memory_on(nvml_standin, h100_sxm(1).loses(0), tmp_path)
+
+
+def test_the_deadline_has_room_for_the_wait(tmp_path):
+    """And a threshold changes both."""
+    assert 63.0 == deadline_s(context_of(tmp_path))
+    assert 18.0 == deadline_s(context_of(tmp_path, profile="quick"))
+    assert 23.0 == deadline_s(context_of(tmp_path, {"TRAINER_AGENT_GPU_THRESHOLDS": '{"drain_s": 10}'}))
