@@ -24,7 +24,7 @@ def test_every_form_ends_its_last_line(name, data):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_form_can_be_printed_whatever_it_says(name, hostile):
     """Bytes that are no text, which Python stands in for, would end printing with an error."""
-    writer(name)(hostile, colour=False).encode("utf-8")
+    assert writer(name)(hostile, colour=False).encode("utf-8").endswith(b"\n")
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n != "json"])

@@ -123,8 +123,10 @@ def test_plain_files_are_fine(ours):
     for name in OURS:
         (ours / name).write_text("")
     (ours / "parts" / "0123").write_text("")
-
+    before = set(ours.rglob("*"))
     prepare(ours, inner="parts")
+
+    assert before == set(ours.rglob("*"))
 
 
 def test_what_another_agent_is_just_removing_is_no_obstacle(ours):
@@ -141,10 +143,16 @@ def test_what_another_agent_is_just_removing_is_no_obstacle(ours):
 
     agent = threading.Thread(target=other)
     agent.start()
-    for _ in range(1000):
-        prepare(ours, inner="parts")
-    ended.set()
-    agent.join()
+    looked = 0
+    try:
+        for _ in range(1000):
+            prepare(ours, inner="parts")
+            looked += 1
+    finally:
+        ended.set()
+        agent.join()
+
+    assert looked == 1000
 
 
 # --- opening

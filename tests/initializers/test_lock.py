@@ -151,8 +151,10 @@ def test_an_agent_elsewhere_that_ends_is_followed_at_once(directory):
     gone = threading.Timer(0.05, (directory / LEASE).unlink)
     gone.start()
 
-    with claim(directory, wait_s=5, times=PATIENT):
+    with claim(directory, wait_s=5, times=PATIENT) as mine:
         gone.join()
+
+    assert mine.id != FOREIGN["id"]
 
 
 @pytest.mark.parametrize("stale", [True, False], ids=["after a dead one", "from the beginning"])
