@@ -71,11 +71,12 @@ def main() -> None:
     model = network()
     model.load_state_dict(torch.load(Path(args.model) / "init.pt", weights_only=True))
     training, test = load(Path(args.dataset))
-    parallel = DistributedDataParallel(model)
-    train(parallel, training, epochs=args.epochs)
+    # Gone before the process group is: its threads use the group's.
+    train(DistributedDataParallel(model), training, epochs=args.epochs)
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), Path(args.model) / "checkpoint.pt")
         print(f"world size {dist.get_world_size()}, test accuracy {accuracy(model, test):.3f}", flush=True)
+    dist.barrier()  # nobody leaves while another still needs the connection
     dist.destroy_process_group()
 
 
