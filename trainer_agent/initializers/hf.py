@@ -16,13 +16,13 @@ from trainer_agent.initializers import (
     STALL_S,
     ChangedError,
     Entry,
-    NoRangesError,
     OfflineError,
     TransientError,
     hf_uri,
 )
 from trainer_agent.initializers.hf_api import CdnRefusedError, HubApi, MissingError
 from trainer_agent.initializers.hf_xet import XetReader
+from trainer_agent.initializers.http import demand_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -133,8 +133,8 @@ class HubSource:
         with self.api.open(url, {} if whole else {"Range": f"bytes={start}-{stop - 1}"}) as answer:
             if whole:
                 _check_size(entry, answer.headers.get("Content-Length", ""))
-            else:
-                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
+            elif (total := demand_range(answer, entry.key, start, stop)) != "*":
+                _check_size(entry, total)
             yield from answer.pieces()
 
     def _read_xet(self, entry: Entry, start: int, stop: int) -> Iterator[memoryview]:
@@ -173,17 +173,6 @@ class _Located:
 def _check_size(entry: Entry, size: str) -> None:
     if size and size != str(entry.size):
         raise _changed(entry, f"it has {size} bytes, and {entry.size} were listed")
-
-
-def _check_range(entry: Entry, status: int, content_range: str, start: int, stop: int) -> None:
-    if status != 206:
-        raise NoRangesError("no-ranges", f"{entry.key}: the server answers a range with {status}")
-    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", content_range.strip())
-    if not found or (int(found[1]), int(found[2]) + 1) != (start, stop):
-        asked = f"bytes {start}-{stop - 1}"
-        raise TransientError("source-garbled", f"{entry.key}: asked for {asked}, the server sends {content_range!r}")
-    if found[3] != "*":
-        _check_size(entry, found[3])
 
 
 def _changed(entry: Entry, how: str) -> ChangedError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from trainer_agent.errors import AgentError, FatalError
-from trainer_agent.initializers import STALL_S, TransientError
+from trainer_agent.initializers import STALL_S, NoRangesError, TransientError
 from trainer_agent.initializers.wire import (
     BUFFER_BYTES,
     CONNECT_TIMEOUT_S,
@@ -210,6 +210,24 @@ class _Whole:
     def pieces(self) -> Iterator[bytes]:
         with _translated(self.url):
             yield from self._answer.stream(BUFFER_BYTES, decode_content=False)
+
+
+def demand_range(answer: Stream, key: str, start: int, stop: int) -> str:
+    """
+    Return the size of the whole file that the answer to a range names, `*` when it does not say.
+
+    Raises:
+        NoRangesError: it is the whole file.
+        TransientError: it is another range.
+    """
+    if answer.status != 206:
+        raise NoRangesError("no-ranges", f"{key}: the server answers a range with {answer.status}")
+    sent = answer.headers.get("Content-Range", "")
+    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", sent.strip())
+    if not found or (int(found[1]), int(found[2]) + 1) != (start, stop):
+        asked = f"bytes {start}-{stop - 1}"
+        raise TransientError("source-garbled", f"{key}: asked for {asked}, the server sends {sent!r}")
+    return found[3]
 
 
 def raise_transient(url: str, status: int, headers: Mapping[str, str], *, detail: str = "") -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
@@ -11,10 +10,10 @@ from trainer_agent.initializers import (
     STALL_S,
     ChangedError,
     Entry,
-    NoRangesError,
     TransientError,
     s3_checksum,
 )
+from trainer_agent.initializers.http import demand_range
 from trainer_agent.initializers.retry import persist
 from trainer_agent.initializers.s3_bucket import AccessDeniedError, Bucket
 from trainer_agent.initializers.s3_xml import unquoted
@@ -83,7 +82,8 @@ class S3Source:
         with self.bucket.open(entry.key, headers) as answer:
             _check_same(entry, answer.headers.get("ETag"))
             if not whole:
-                _check_range(entry, answer.status, answer.headers.get("Content-Range", ""), start, stop)
+                if (total := demand_range(answer, entry.key, start, stop)) != "*":
+                    _check_same(entry, None, int(total))
             elif length := answer.headers.get("Content-Length", ""):
                 _check_same(entry, None, int(length))
             if whole and (found := s3_checksum.of_object(answer.headers, entry.version)):
@@ -169,17 +169,6 @@ def _check_same(entry: Entry, etag: str | None, size: int | None = None) -> None
         raise _changed(entry, f"its ETag is {now}, and {entry.version} was listed")
     if size is not None and size != entry.size:
         raise _changed(entry, f"it has {size:,} bytes, and {entry.size:,} were listed")
-
-
-def _check_range(entry: Entry, status: int, content_range: str, start: int, stop: int) -> None:
-    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", content_range.strip())
-    if status != 206:
-        raise NoRangesError("no-ranges", f"{entry.key}: the server answers a range with {status}")
-    if not found or (int(found[1]), int(found[2]) + 1) != (start, stop):
-        asked = f"bytes {start}-{stop - 1}"
-        raise TransientError("source-garbled", f"{entry.key}: asked for {asked}, the server sends {content_range!r}")
-    if found[3] != "*":
-        _check_same(entry, None, int(found[3]))
 
 
 def _changed(entry: Entry, how: str) -> ChangedError:
