@@ -88,7 +88,7 @@ class Disk:
             self._sync()
         else:
             with ThreadPoolExecutor(THREADS) as pool:
-                for _ in pool.map(_fsync, paths):
+                for _ in pool.map(fsync, paths):
                     pass
         if self._error is not None:
             raise self._error
@@ -128,7 +128,8 @@ def _kind(fd: int) -> int:
     return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], "little")
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until one file or directory is on disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.initializers import names
+from trainer_agent.initializers.disk import fsync
 from trainer_agent.initializers.hidden import open_plain
 
 if TYPE_CHECKING:
@@ -98,8 +99,4 @@ def write(directory: Path, record: Record) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(directory / NAME)
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    fsync(directory)
