@@ -141,7 +141,7 @@ def test_the_same_inside_this_process(context):
     """What happens in the children above is not seen by coverage."""
 
     def call(function):
-        return _prepare(Ready("it", function), context, timeout_s=5)()
+        return _prepare(Ready("it", function), context)()
 
     def skip(c):
         raise Skip("no GPUs here")

@@ -77,6 +77,8 @@ class Options:
         optional_storage: paths that should be.
         require_kube_api: whether the API server must answer.
         rendezvous_timeout_s: how long a peer's name may take to appear.
+        budget_s: seconds for all checks together.
+        python: the interpreter of the training environment, which has torch; empty for the one that runs this.
     """
 
     profile: str = "standard"
@@ -84,6 +86,8 @@ class Options:
     optional_storage: tuple[str, ...] = ()
     require_kube_api: bool = False
     rendezvous_timeout_s: float = 60.0
+    budget_s: float = 60.0
+    python: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,8 @@ class Check:
         timeout_s: when it is killed and reported as `error`; a function of the context where it depends.
         profile: the cheapest profile that runs it.
         waits_for_nodes: whether it waits for other nodes; the budget of a preflight then does not cut its `timeout_s`.
+        alone_s: for a check that keeps GPUs or CPUs busy, the seconds that it needs: it runs after the others, by
+            itself, and is skipped when less is left of the budget. 0 for a check that only looks.
     """
 
     name: str
@@ -154,6 +160,7 @@ class Check:
     timeout_s: float | Callable[[Context], float] = 5.0
     profile: str = "quick"
     waits_for_nodes: bool = False
+    alone_s: float = 0.0
 
     def deadline_s(self, context: Context) -> float:
         """Return the seconds that the check may take here."""
@@ -167,12 +174,13 @@ def check(
     timeout_s: float | Callable[[Context], float] = 5.0,
     profile: str = "quick",
     waits_for_nodes: bool = False,
+    alone_s: float = 0.0,
 ) -> Callable[[Callable[[Context], Outcome]], Check]:
     """Make a check of a function; the first line of its docstring is the question that it answers."""
 
     def make(function: Callable[[Context], Outcome]) -> Check:
         question = (function.__doc__ or "").strip().partition("\n")[0]
-        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes)
+        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes, alone_s)
 
     return make
 

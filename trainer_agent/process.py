@@ -20,7 +20,7 @@ import time
 import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from trainer_agent.errors import AgentError, Terminated
 
@@ -76,7 +76,7 @@ class TimedOutError(IsolatedError):
     def __init__(self, timeout_s: float, *, hung: bool = False) -> None:
         self.hung = hung
         extra = "; it does not die either (state D: it waits for a device or a file server)" if hung else ""
-        super().__init__(f"no answer within {timeout_s:g} s{extra}")
+        super().__init__(f"no answer within {round(timeout_s, 2):g} s{extra}")
 
 
 class CrashedError(IsolatedError):
@@ -157,32 +157,57 @@ class _Child:
         return Answer(None, CrashedError(describe_status(status)), duration)
 
 
+class Children:
+    """
+    Calls in forked children, side by side; those that still run at the end of the `with` block are killed.
+
+    `start` gives each a number; `next` waits for one to answer.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[int, _Child] = {}
+        self.started = 0
+        self.selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for child in self.running.values():
+            with suppress(ChildProcessError):
+                child.close()
+        self.selector.close()
+
+    def start(self, function: Callable[[], Any], timeout_s: float) -> int:
+        """Start a call that is killed after `timeout_s` seconds; return its number."""
+        with termination_held():
+            child = _Child(function, timeout_s)
+            number = self.started
+            self.running[number] = child
+            self.started += 1
+        self.selector.register(child.fd, selectors.EVENT_READ, number)
+        return number
+
+    def next(self) -> tuple[int, Answer]:
+        """Return the number and the answer of the next call that ends."""
+        while True:
+            pause = min(LONGEST_SLEEP_S, max(0.0, min(c.left_s for c in self.running.values())))
+            ready = {key.data for key, _ in self.selector.select(pause)}
+            for number, child in self.running.items():
+                if (number in ready and child.feed()) or child.left_s <= 0:
+                    self.selector.unregister(child.fd)
+                    answer = child.answer()
+                    del self.running[number]
+                    return number, answer
+
+
 def run_all(functions: Sequence[tuple[Callable[[], Any], float]]) -> list[Answer]:
     """Run (function, timeout in seconds) pairs side by side, each in a child; return their answers in order."""
-    children = []
-    answers: dict[int, Answer] = {}
-    selector = selectors.DefaultSelector()
-    try:
+    with Children() as children:
         for function, timeout_s in functions:
-            with termination_held():
-                child = _Child(function, timeout_s)
-                children.append(child)
-            selector.register(child.fd, selectors.EVENT_READ, child)
-        while len(answers) < len(children):
-            waiting = [c for c in children if c.pid not in answers]
-            pause = min(LONGEST_SLEEP_S, max(0.0, min(c.left_s for c in waiting)))
-            ready = {key.data.pid for key, _ in selector.select(pause)}
-            for child in waiting:
-                if (child.pid in ready and child.feed()) or child.left_s <= 0:
-                    selector.unregister(child.fd)
-                    answers[child.pid] = child.answer()
-    finally:
-        for child in children:
-            if child.pid not in answers:
-                with suppress(ChildProcessError):
-                    child.close()
-        selector.close()
-    return [answers[c.pid] for c in children]
+            children.start(function, timeout_s)
+        answers = dict(children.next() for _ in functions)
+    return [answers[number] for number in sorted(answers)]
 
 
 def isolated(function: Callable[[], Any], *, timeout_s: float) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 from trainer_agent.check import PROFILES, CheckResult, Outcome, Skip, Status, finding_as_dict
 from trainer_agent.errors import Action, AgentError, Severity
 from trainer_agent.log import get_logger
-from trainer_agent.process import Answer, CrashedError, TimedOutError, run_all
+from trainer_agent.process import Answer, Children, CrashedError, TimedOutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +22,55 @@ def run_checks(listed: Sequence[Listed], context: Context, *, timeout_s: float) 
     """
     Run all of `listed` and return their results in order, within `timeout_s` seconds or little more.
 
-    Only checks that wait for other nodes may take longer: as long as their own deadline says.
+    Those that only look run side by side; those that keep the GPUs or CPUs busy follow one by one, as long as there is
+    time. Only checks that wait for other nodes may take longer: as long as their own deadline says.
     """
-    prepared = [_prepare(entry, context, timeout_s=timeout_s) for entry in listed]
-    answers = iter(run_all([(call, call.timeout_s) for call in prepared if isinstance(call, _Call)]))
-    return [_result(p.check, next(answers)) if isinstance(p, _Call) else p for p in prepared]
+    began = time.monotonic()
+    prepared = [_prepare(entry, context) for entry in listed]
+    calls = [p for p in prepared if isinstance(p, _Call)]
+    results: dict[str, CheckResult] = {p.name: p for p in prepared if isinstance(p, CheckResult)}
+    with _Crew(results) as crew:
+        for call in calls:
+            if not call.check.alone_s:
+                crew.start_check(call, call.timeout_s if call.check.waits_for_nodes else min(call.timeout_s, timeout_s))
+        crew.wait_for([call for call in calls if not (call.check.alone_s or call.check.waits_for_nodes)])
+        for call in (call for call in calls if call.check.alone_s):
+            left = timeout_s - (time.monotonic() - began)
+            if left < min(call.check.alone_s, call.timeout_s):
+                results[call.check.name] = _too_late(call.check, left, timeout_s)
+                continue
+            crew.start_check(call, min(call.timeout_s, left))
+            crew.wait_for([call])
+        crew.wait_for(calls)
+    return [results[entry.name] for entry in listed]
 
 
-def _prepare(entry: Listed, context: Context, *, timeout_s: float) -> _Call | CheckResult:
+class _Crew(Children):
+    """The checks that run now; what comes of them goes to `results` by name."""
+
+    def __init__(self, results: dict[str, CheckResult]) -> None:
+        super().__init__()
+        self.results = results
+        self.calls: dict[int, _Call] = {}
+
+    def start_check(self, call: _Call, timeout_s: float) -> None:
+        """Start a check that is killed after `timeout_s` seconds."""
+        self.calls[self.start(call, timeout_s)] = call
+
+    def wait_for(self, calls: Sequence[_Call]) -> None:
+        """Return when all of `calls` have a result."""
+        while any(call.check.name not in self.results for call in calls):
+            number, answer = self.next()
+            check = self.calls[number].check
+            self.results[check.name] = _result(check, answer)
+
+
+def _too_late(check: Check, left: float, timeout_s: float) -> CheckResult:
+    message = f"{max(0.0, left):.0f} of {timeout_s:g} s were left, and it needs {check.alone_s:g}; --timeout gives more"
+    return CheckResult(check.name, Status.SKIP, message)
+
+
+def _prepare(entry: Listed, context: Context) -> _Call | CheckResult:
     """Return what is to be run, or the result when there is nothing to run."""
     try:
         check = entry.load()
@@ -40,7 +82,7 @@ def _prepare(entry: Listed, context: Context, *, timeout_s: float) -> _Call | Ch
         deadline = float(check.deadline_s(context))
     except Exception as error:  # noqa: BLE001  # somebody else's function
         return _broken(check, Answer(None, CrashedError(f"its timeout_s gives {type(error).__name__}: {error}"), 0.0))
-    return _Call(check, context, deadline if check.waits_for_nodes else min(deadline, timeout_s))
+    return _Call(check, context, deadline)
 
 
 class _Call:

@@ -53,6 +53,7 @@ class PreflightOptions:
     optional_storage: tuple[str, ...]
     require_kube_api: bool
     rendezvous_timeout: float
+    python: str | None
 
 
 OPTIONS = (
@@ -125,6 +126,11 @@ OPTIONS = (
         show_default=True,
         show_envvar=True,
         help="Seconds to wait for rank 0's name to appear.",
+    ),
+    click.option(
+        "--python",
+        show_envvar=True,
+        help="Interpreter of the training environment, which has torch. Default: the one this program runs on.",
     ),
 )
 
@@ -200,6 +206,8 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
         optional_storage=options.optional_storage,
         require_kube_api=options.require_kube_api,
         rendezvous_timeout_s=options.rendezvous_timeout,
+        budget_s=budget_s(options),
+        python=options.python or "",
     )
     return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
 
@@ -210,8 +218,12 @@ def _run(options: PreflightOptions, context: Context) -> list[CheckResult]:
     chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
     run = [c for c in chosen if c.name not in options.skip]
     skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
-    budget = options.timeout or BUDGET_S[options.profile]
-    return [*run_checks(run, context, timeout_s=budget), *skipped]
+    return [*run_checks(run, context, timeout_s=budget_s(options)), *skipped]
+
+
+def budget_s(options: PreflightOptions) -> float:
+    """Return the seconds for all checks together."""
+    return options.timeout or BUDGET_S[options.profile]
 
 
 def refuse_unknown(names: Collection[str], installed: Mapping[str, Listed]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def run(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
     takes: dict[str, Callable[[], int]] = {
-        "preflight": lambda: _preflight(ctx),
+        "preflight": lambda: _preflight(ctx, python=settings["python"]),
         "initialize": init_named,
         "launch": lambda: start(LaunchOptions(**settings), script, os.environ, Host()),
     }
@@ -81,10 +82,11 @@ def run(
     return code
 
 
-def _preflight(ctx: click.Context) -> int:
+def _preflight(ctx: click.Context, *, python: str | None) -> int:
     """Run the checks with the options that preflight's own variables set; the report goes where the logs go."""
     with preflight.make_context("preflight", [], parent=ctx.parent) as inner:
-        return execute(PreflightOptions(**inner.params), os.environ, Host(), to_stderr=True)
+        options = PreflightOptions(**inner.params)
+        return execute(replace(options, python=options.python or python), os.environ, Host(), to_stderr=True)
 
 
 @contextmanager
