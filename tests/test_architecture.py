@@ -11,11 +11,13 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a module may import from its own tier and from those below.
 TIERS = [
     {"errors", "__version__"},
-    {"env", "process", "host", "log"},
+    {"env", "process", "isolation", "guarded", "host", "log"},
     {"nvml", "accelerators", "cgroup", "check", "topology"},
     {
         "nproc",
         "catalogue",
+        "check_answer",
+        "executable_checks",
         "policy",
         "report",
         "formats",
@@ -23,6 +25,7 @@ TIERS = [
         "rendezvous",
         "termination",
         "launchers",
+        "gang",
         "initializers",
     },
     {"commands", "testing"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_agent.cgroup import Limits, read_limits
+from trainer_agent.cgroup import Limits, Pressure, read_limits, read_pressure
 from trainer_agent.testing import FakeHost
 
 V1_UNLIMITED = "9223372036854771712\n"
@@ -121,3 +121,31 @@ def test_v1_path_of_the_host(tmp_path):
 def test_a_quota_that_is_none(tmp_path, text):
     """What cannot be understood is no quota."""
     assert read_limits(lay_out(tmp_path, v2({"/cpu.max": text}))).cpu_quota is None
+
+
+def test_pressure_of_v2(tmp_path):
+    """What happened is this cgroup's own; of several marks the lowest counts."""
+    files = {
+        "/pods/memory.high": "500\n",
+        "/pods/memory.events": "high 9\nmax 9\n",
+        "/pods/me/memory.high": "900\n",
+        "/pods/me/memory.events": "low 0\nhigh 2\nmax 4\noom 0\n",
+        "/pods/me/cpu.stat": "usage_usec 5\nnr_periods 40\nnr_throttled 3\nthrottled_usec 1500000\n",
+    }
+    assert Pressure(500, 4, 2, 40, 3, 1.5) == read_pressure(lay_out(tmp_path, v2(files, own="/pods/me")))
+
+
+def test_pressure_of_v1(tmp_path):
+    """Version 1 counts nanoseconds, and has no mark below the limit."""
+    mount = "/sys/fs/cgroup"
+    files = {
+        "/proc/self/cgroup": V1_MEMBERS,
+        f"{mount}/cpu/box/cpu.stat": "nr_periods 40\nnr_throttled 3\nthrottled_time 1500000000\n",
+        f"{mount}/memory/box/memory.failcnt": "7\n",
+    }
+    assert Pressure(None, 7, None, 40, 3, 1.5) == read_pressure(lay_out(tmp_path, files))
+
+
+def test_no_pressure_is_known_without_a_cgroup(tmp_path):
+    """Nothing is mounted, and nothing is made up."""
+    assert Pressure() == read_pressure(FakeHost(tmp_path))

@@ -91,3 +91,13 @@ def test_a_busy_check_gets_what_is_left_of_the_budget(context):
     assert Status.ERROR is result.status
     assert "the check ran out of time: no answer within 0.4 s" in result.message
     assert time.monotonic() - began < 5
+
+
+def test_a_busy_check_is_told_what_is_left(context):
+    def says(c):
+        return Outcome(f"{c.options.budget_s:.1f}")
+
+    look, busy = run_checks([Ready("look", takes(0.3)), Ready("busy", says, alone_s=1)], context, timeout_s=20)
+
+    assert "ran" == look.message
+    assert 19.0 < float(busy.message) < 19.75

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # A v1 memory limit of "none" is the largest page-aligned 63-bit number; anything this large means no limit.
 NO_LIMIT = 1 << 60
+PROGRAMS_PART = 0.9  # of the memory that is left; the rest is for the checks beside it
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,58 @@ class Limits:
     def cpus(self) -> float:
         """CPUs that may really be used: the smaller of quota and affinity."""
         return min(self.cpu_quota or self.cpus_allowed, self.cpus_allowed)
+
+    @property
+    def memory_left(self) -> int | None:
+        """Bytes until the limit, None without one."""
+        return None if self.memory_limit is None else max(0, self.memory_limit - (self.memory_used or 0))
+
+    def for_a_program(self, share: float = 1.0) -> float | None:
+        """Return how many bytes a program may take that must not take ours; `share` is 1 / n for n side by side."""
+        return None if self.memory_left is None else self.memory_left * PROGRAMS_PART * share
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """
+    What has happened to this cgroup since it was made; None is unknown.
+
+    Args:
+        memory_high: bytes above which the kernel slows allocations down, None without such a mark.
+        memory_max_hits: how often memory had to be reclaimed because the limit was reached.
+        memory_high_hits: how often allocations were slowed down.
+        periods, throttled_periods, throttled_s: of the CPU quota.
+    """
+
+    memory_high: int | None = None
+    memory_max_hits: int | None = None
+    memory_high_hits: int | None = None
+    periods: int | None = None
+    throttled_periods: int | None = None
+    throttled_s: float | None = None
+
+
+def read_pressure(host: Host) -> Pressure:
+    """Return what the limits of this process's cgroup have done to it."""
+    groups = _Groups(host)
+    first = groups.first
+    if groups.version != 2:
+        nanoseconds = first("cpu", "cpu.stat", "throttled_time")
+        return Pressure(
+            memory_max_hits=groups.number("memory", "memory.failcnt"),
+            periods=first("cpu", "cpu.stat", "nr_periods"),
+            throttled_periods=first("cpu", "cpu.stat", "nr_throttled"),
+            throttled_s=None if nanoseconds is None else nanoseconds / 1e9,
+        )
+    microseconds = first("cpu", "cpu.stat", "throttled_usec")
+    return Pressure(
+        memory_high=groups.smallest("memory", "memory.high"),
+        memory_max_hits=first("memory", "memory.events", "max"),
+        memory_high_hits=first("memory", "memory.events", "high"),
+        periods=first("cpu", "cpu.stat", "nr_periods"),
+        throttled_periods=first("cpu", "cpu.stat", "nr_throttled"),
+        throttled_s=None if microseconds is None else microseconds / 1e6,
+    )
 
 
 def read_limits(host: Host) -> Limits:
@@ -112,8 +165,11 @@ class _Groups:
         return None if used is None else max(0, used - cache)
 
     def oom_kills(self) -> int | None:
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        return next(self.values("memory", name, "oom_kill"), None)
+        return self.first("memory", "memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
+
+    def first(self, controller: str, name: str, key: str) -> int | None:
+        """Return the number after `key` in the nearest file that has it."""
+        return next(self.values(controller, name, key), None)
 
     def values(self, controller: str, name: str, key: str) -> Iterator[int]:
         """Yield the numbers after `key` in files of lines `key number`."""

@@ -77,7 +77,7 @@ class Options:
         optional_storage: paths that should be.
         require_kube_api: whether the API server must answer.
         rendezvous_timeout_s: how long a peer's name may take to appear.
-        budget_s: seconds for all checks together.
+        budget_s: seconds for all checks together; for one that runs alone, what is left of them.
         python: the interpreter of the training environment, which has torch; empty for the one that runs this.
     """
 
@@ -151,6 +151,8 @@ class Check:
         waits_for_nodes: whether it waits for other nodes; the budget of a preflight then does not cut its `timeout_s`.
         alone_s: for a check that keeps GPUs or CPUs busy, the seconds that it needs: it runs after the others, by
             itself, and is skipped when less is left of the budget. 0 for a check that only looks.
+        thresholds: the numbers that can be set otherwise, as they are here: `{name: {"value": …, "origin": …}}`.
+        finds_anything: whether its findings need no rules, as those of a program of `--checks-dir`.
     """
 
     name: str
@@ -161,6 +163,8 @@ class Check:
     profile: str = "quick"
     waits_for_nodes: bool = False
     alone_s: float = 0.0
+    thresholds: Callable[[Context], Mapping[str, Mapping[str, Any]]] | None = None
+    finds_anything: bool = False
 
     def deadline_s(self, context: Context) -> float:
         """Return the seconds that the check may take here."""

@@ -12,7 +12,7 @@ import click
 
 from trainer_agent import __version__
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, RetryError, Terminated
-from trainer_agent.process import CrashedError
+from trainer_agent.isolation import CrashedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import AgentError
-from trainer_agent.process import CrashedError, TimedOutError, isolated
+from trainer_agent.isolation import CrashedError, TimedOutError, isolated
 
 if TYPE_CHECKING:
     import ssl

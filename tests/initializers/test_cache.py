@@ -13,6 +13,8 @@ from kube_api import DROP
 from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, RetryError
 from trainer_agent.initializers import open_source
 
+pytestmark = pytest.mark.lab
+
 SERVE = """
 import os, time
 from trainer_agent.errors import Terminated

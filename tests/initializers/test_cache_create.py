@@ -19,6 +19,8 @@ from kube_api import LOSE_ANSWER
 
 from trainer_agent.errors import ExitCode, FatalError, RetryError
 
+pytestmark = pytest.mark.lab
+
 KINDS = {SERVICE_ACCOUNT: "ServiceAccount", SET: "LeaderWorkerSet", SERVICE: "Service"}
 ROLE = "arn:aws:iam::123456789012:role/reader"
 OWNER = {

@@ -10,6 +10,8 @@ from flight import OUT_OF_RANGE, UNAVAILABLE, flight_head, refusing_head, silent
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers.cache_probe import probe
 
+pytestmark = pytest.mark.lab
+
 WITHOUT_PYARROW = """
 import sys, time
 sys.modules["pyarrow"] = None

@@ -8,6 +8,8 @@ from data_cache import ALL, IMAGE, SET, TRAIN_JOB, available, failure, put_pod, 
 from trainer_agent.errors import ExitCode, FatalError, RetryError
 from trainer_agent.initializers.cache_wait import Pace
 
+pytestmark = pytest.mark.lab
+
 POD = ("pods", "job-cache-0")
 GOING = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
 

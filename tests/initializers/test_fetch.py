@@ -15,6 +15,8 @@ from trainer_agent.host import Host
 from trainer_agent.initializers import HIDDEN, ChangedError, NoRangesError, TransientError
 from trainer_agent.initializers.fetch import Bounds, fetch
 
+pytestmark = pytest.mark.lab
+
 # --- arriving
 
 

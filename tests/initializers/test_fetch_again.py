@@ -11,6 +11,8 @@ from trainer_agent.host import Host
 from trainer_agent.initializers import OfflineError
 from trainer_agent.initializers.fetch import Bounds
 
+pytestmark = pytest.mark.lab
+
 # --- the second time
 
 

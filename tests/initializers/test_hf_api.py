@@ -7,6 +7,8 @@ from trainer_agent.errors import ExitCode, FatalError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.hf import HubSource
 
+pytestmark = pytest.mark.lab
+
 TOKEN = "hf_aVerySecretToken"
 DATASET = "datasets/org/name"
 

@@ -15,6 +15,8 @@ from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.hf import HubSource
 
+pytestmark = pytest.mark.lab
+
 SIZE = 64 << 20
 DATASET = "datasets/org/name"
 

@@ -18,7 +18,7 @@ from trainer_agent.initializers import HIDDEN, record
 from trainer_agent.initializers.hidden import open_plain, prepare
 from trainer_agent.initializers.journal import part_name
 from trainer_agent.initializers.record import Kept, Record
-from trainer_agent.process import isolated
+from trainer_agent.isolation import isolated
 
 FILES = {"a": b"alpha", "deep/b": b"beta"}
 HINT = "remove it, or choose another OUTPUT_PATH"

@@ -30,7 +30,9 @@ from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError
 from trainer_agent.initializers.lock import LEASE, LOCK, Claim, Times, _take_lease, _Wait
-from trainer_agent.process import isolated
+from trainer_agent.isolation import isolated
+
+pytestmark = pytest.mark.lab
 
 AGENT = """
 import sys, time

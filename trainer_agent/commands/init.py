@@ -13,8 +13,8 @@ from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.errors import ExitCode, FatalError, RetryError
 from trainer_agent.initializers import shown_uri
+from trainer_agent.isolation import CrashedError, contained
 from trainer_agent.log import get_logger
-from trainer_agent.process import CrashedError, contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,8 @@ import time
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers.retry import pause_s
+from trainer_agent.isolation import IsolatedError, isolated
 from trainer_agent.log import get_logger
-from trainer_agent.process import IsolatedError, isolated
 
 CALL_S = 10.0
 # On a cold disk pyarrow alone takes seconds to import.

@@ -192,11 +192,10 @@ def _few_arenas() -> None:
 
 def _within_memory(bounds: Bounds, host: Host) -> Bounds:
     """Return the bounds with as many streams as the memory of this container allows."""
-    limits = read_limits(host)
-    if limits.memory_limit is None:
+    left = read_limits(host).memory_left
+    if left is None:
         return bounds
-    room = limits.memory_limit - (limits.memory_used or 0) - BASE_BYTES
-    return replace(bounds, streams=max(1, min(bounds.streams, room // STREAM_BYTES)))
+    return replace(bounds, streams=max(1, min(bounds.streams, (left - BASE_BYTES) // STREAM_BYTES)))
 
 
 @contextmanager

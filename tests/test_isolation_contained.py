@@ -10,13 +10,14 @@ import pytest
 
 from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, Finding
 from trainer_agent.initializers import TransientError
-from trainer_agent.process import CrashedError, contained
+from trainer_agent.isolation import CrashedError, contained
 
 # It says that it is at work, on standard error and through a pipe, once it is ready to be told to stop.
 SCRIPT = """
 import os, signal, sys, threading
 from trainer_agent.errors import Terminated
-from trainer_agent.process import catch_termination, contained
+from trainer_agent.isolation import contained
+from trainer_agent.process import catch_termination
 
 def work():
     {before}

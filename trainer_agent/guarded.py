@@ -1,0 +1,259 @@
+"""
+Run a program that is not ours so that nothing of it stays: no child, no orphan, no endless output.
+
+A guard, forked for each program, adopts whatever the program leaves behind and ends it. It notices when its own parent
+is gone, even by SIGKILL, so that a preflight that is killed leaves no process either.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainer_agent.process import (
+    REAP_SECONDS,
+    TERMINATION_SIGNALS,
+    adopt_orphans,
+    children_left,
+    die_with_parent,
+    kill_descendants,
+    termination_held,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import IO
+
+OUTPUT_BYTES = 1 << 20
+END_S = 3.0  # what it takes at most to end a program and all that it left behind, and a little more
+TAIL_BYTES = 4096
+CHUNKS = 16  # 1 MiB, the most that a pipe holds
+LOOK_S = 0.1
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    """
+    How a program ended.
+
+    Args:
+        code: its exit code, -n when signal n ended it, None when it does not end even when it is killed.
+        stdout: all that it wrote; `stderr` only the end of it.
+        problem: why it was killed, in words; empty when it ended by itself.
+    """
+
+    code: int | None
+    stdout: str
+    stderr: str
+    problem: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class _Task:
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    cwd: str | None
+    timeout_s: float
+    memory_bytes: float | None
+
+
+def run_guarded(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    timeout_s: float,
+    memory_bytes: float | None = None,
+    cwd: str | None = None,
+) -> Ended:
+    """
+    Run a program to its end, or kill it with all its descendants after `timeout_s` seconds.
+
+    It is killed, too, when it writes more than 1 MiB to standard output, or when its processes together hold more
+    than `memory_bytes` of memory of their own. Should the kernel run out of memory, it takes this program first.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    began = time.monotonic()
+    task = _Task(argv, environ, cwd, timeout_s, memory_bytes)
+    lifeline, ours = os.pipe()
+    answer, theirs = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with termination_held():
+        pid = os.fork()
+        if pid == 0:
+            _guard(lifeline, theirs, lambda: _run(task, lifeline))
+    os.close(lifeline)
+    os.close(theirs)
+    try:
+        with os.fdopen(answer, "rb") as reply:
+            data = reply.read()
+    finally:
+        os.close(ours)  # the guard ends what still runs
+        os.waitpid(pid, 0)
+    found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
+    if isinstance(found, OSError):
+        raise found
+    code, out, err, problem = found
+    return Ended(code, _text(out), _text(err), problem, time.monotonic() - began)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _guard(lifeline: int, answer: int, work: Callable[[], Any]) -> NoReturn:
+    """In the fork: do `work` apart from our parent's group and files, and send what comes of it."""
+    with suppress(BaseException):  # nothing may travel up into a copy of the parent's stack
+        os.setsid()
+        adopt_orphans()
+        for signum in TERMINATION_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+        _keep_only(lifeline, answer)
+        try:
+            found = work()
+        except OSError as error:
+            found = error
+        with os.fdopen(answer, "wb") as reply:
+            pickle.dump(found, reply)
+    os._exit(0)
+
+
+def _keep_only(*fds: int) -> None:
+    """Close all files but these: whoever waits for the end of our parent's pipes must not wait for us."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    for entry in list(Path("/proc/self/fd").iterdir()):  # the limit of open files may be a billion
+        if int(entry.name) not in (0, 1, 2, *fds):
+            with suppress(OSError):  # the one that listed them
+                os.close(int(entry.name))
+
+
+def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str]:
+    program = subprocess.Popen(
+        list(task.argv),
+        env=dict(task.environ),
+        cwd=task.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+        preexec_fn=_prepare,  # noqa: PLW1509  # no thread runs here
+    )
+    watch = _Watch(program, lifeline)
+    problem = watch.until_end(task.timeout_s, task.memory_bytes)
+    problem += _end(program)
+    watch.drain()
+    return program.returncode, bytes(watch.out), bytes(watch.err), problem
+
+
+def _prepare() -> None:
+    """In the program before it starts: die with the guard, be the first that the kernel kills for memory."""
+    die_with_parent()
+    for signum in TERMINATION_SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+class _Watch:
+    """Collects what a program writes until it ends, or until there is a reason to end it."""
+
+    def __init__(self, program: subprocess.Popen[bytes], lifeline: int) -> None:
+        self.program = program
+        self.lifeline = lifeline
+        self.out, self.err = bytearray(), bytearray()
+        self.selector = selectors.DefaultSelector()
+        for stream in (program.stdout, program.stderr):
+            if stream:
+                os.set_blocking(stream.fileno(), False)
+                self.selector.register(stream, selectors.EVENT_READ)
+        self.selector.register(lifeline, selectors.EVENT_READ)
+        with suppress(OSError):  # a kernel older than 5.3; then we look every 0.1 s
+            self.selector.register(os.pidfd_open(program.pid), selectors.EVENT_READ)
+
+    def until_end(self, timeout_s: float, memory_bytes: float | None) -> str:
+        """Return why the program must be killed, nothing when it has ended."""
+        deadline = time.monotonic() + timeout_s
+        while self.program.poll() is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return f"no answer within {round(timeout_s, 2):g} s"
+            ready = [key.fileobj for key, _ in self.selector.select(min(LOOK_S, left))]
+            if self.lifeline in ready:
+                return "nobody waits for it any more"
+            self.drain()
+            if len(self.out) > OUTPUT_BYTES:
+                return f"it wrote more than {OUTPUT_BYTES >> 20} MiB to standard output"
+            if memory_bytes is not None and _memory_bytes() > memory_bytes:
+                return f"it took more than {memory_bytes / MIB:.0f} MiB of memory"
+        return ""
+
+    def drain(self) -> None:
+        """Take what has been written, and no more of it than is wanted."""
+        while (chunk := self._chunk(self.program.stdout)) and len(self.out) <= OUTPUT_BYTES:
+            self.out += chunk
+        for _ in range(CHUNKS):  # somebody may write faster than we read, and the deadline counts
+            self.err += self._chunk(self.program.stderr)
+            del self.err[:-TAIL_BYTES]
+
+    def _chunk(self, stream: IO[bytes] | None) -> bytes:
+        """Return what is there now, and listen no longer to what has ended."""
+        if stream is None:
+            return b""
+        try:
+            chunk = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return b""
+        if not chunk:
+            with suppress(KeyError):
+                self.selector.unregister(stream)
+        return chunk
+
+
+def _memory_bytes() -> int:
+    """Return what all our descendants hold and do not share."""
+    import psutil
+
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            held = process.memory_info()
+            total += held.rss - held.shared
+    return total
+
+
+def _end(program: subprocess.Popen[bytes]) -> str:
+    """Kill the program and all that it left behind; return what is wrong when something does not die."""
+    deadline = time.monotonic() + REAP_SECONDS
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(program.pid, signal.SIGKILL)
+    while time.monotonic() < deadline:
+        program.poll()
+        if program.returncode is not None and not children_left():
+            return ""
+        kill_descendants()
+        time.sleep(0.005)
+    stuck = f" in {_waits_in(program.pid)}" if program.returncode is None else ""
+    return f"; something of it does not die when killed (state D: it waits for a device or a file server{stuck})"
+
+
+def _waits_in(pid: int) -> str:
+    """Return the kernel function that a process sleeps in."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0") or "the kernel"
+    return "the kernel"
