@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,13 @@ import psutil
 import pytest
 
 from preflight_checks import CATALOGUE as OURS
+from trainer_agent.catalogue import list_checks
+from trainer_agent.commands.checks import explain, facts
 
+pytestmark = pytest.mark.lab
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PAGE = EXAMPLES.parent / "docs" / "writing-a-check.md"
 CATALOGUE = """
 CATALOGUE = {
     "acme-good": "acme_checks:good",
@@ -125,7 +132,7 @@ def test_it_is_listed_after_ours_with_its_question(agent):
 
     lines = done.stdout.splitlines()
     assert 0 == done.returncode
-    assert ["acme-good", "Are there enough widgets?"] == lines[len(OURS)].split(maxsplit=1)
+    assert ["acme-good", "Are there enough widgets? (acme)"] == lines[len(OURS)].split(maxsplit=1)
     assert ["shm", "Is /dev/shm large enough for the processes of this node?"] == lines[2].split(maxsplit=1)
 
 
@@ -140,16 +147,61 @@ def test_it_can_be_explained(agent):
     expected = """\
 acme-good
   Are there enough widgets?
-  provided by acme, from profile quick on
+
+  provider  acme
+  profile   quick and above
+  deadline  5 s
 
 can find:
-  acme-low (error)
-    when    less than 3 widgets
-    source  acme's manual
-    do      buy widgets
-    action  reschedule
+  acme-low (error, reschedule)
+    when      less than 3 widgets
+    do        buy widgets
+    source    acme's manual
 """
     assert expected == agent("checks", "acme-good").stdout
+
+
+def test_it_can_be_explained_to_a_program(agent):
+    (rule,) = json.loads(agent("checks", "acme-good", "--output", "json").stdout)["rules"]
+
+    expected = {
+        "code": "acme-low",
+        "severity": "error",
+        "when": "less than 3 widgets",
+        "source": "acme's manual",
+        "hint": "buy widgets",
+        "action": "reschedule",
+    }
+    assert expected == rule
+
+
+def test_all_of_them_are_listed_for_a_program(agent):
+    """With the reason for those that cannot be loaded."""
+    listed = {c["name"]: c for c in json.loads(agent("checks", "--output", "json").stdout)}
+
+    assert [*OURS, "acme-good"] == list(listed)[: len(OURS) + 1]
+    assert ("acme", True) == (listed["acme-absent"]["provider"], "cannot be loaded" in listed["acme-absent"]["error"])
+
+
+def test_thresholds_are_those_in_force_here(agent):
+    """With what has set them."""
+    done = agent("checks", "gpu-clocks", TRAINER_AGENT_GPU_THRESHOLDS='{"idle_c": 80}')
+
+    expected = """\
+thresholds in force here:
+  throttled_fraction  0.5  default
+  power_fraction      0.9  default
+  idle_c              80   TRAINER_AGENT_GPU_THRESHOLDS
+"""
+    assert expected in done.stdout
+
+
+def test_every_explanation_fits_a_terminal():
+    """Of 80 columns, as far as a single word does."""
+    for name, entry in list_checks().items():
+        lines = explain(facts(entry)).splitlines()
+        assert name == lines[0]
+        assert [] == [line for line in lines if len(line) > 80 and len(line.split()) > 2]
 
 
 @pytest.mark.parametrize("widgets, status, code", [("3", "pass", 0), ("2", "fail", 20)])
@@ -165,15 +217,50 @@ def test_it_runs_and_its_verdict_counts(agent, widgets, status, code):
     )
 
 
-def test_the_example_of_the_documentation_works(agent, tmp_path):
-    page = (Path(__file__).parents[1] / "docs" / "checks.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    install(tmp_path, "example", "example_checks", example_checks=example.replace("acme_checks:", "example_checks:"))
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Where pip has installed examples/check-package."""
+    folder = tmp_path_factory.mktemp("template")
+    shutil.copytree(EXAMPLES / "check-package", folder / "source")  # a build writes beside its source
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", folder / "installed"]
+    subprocess.run([sys.executable, "-m", "pip", *words, folder / "source"], timeout=100, check=True)
+    return folder
 
-    done = agent("preflight", "--checks", "acme-widgets", "--output", "json")
 
-    (finding,) = checks_of(done)["acme-widgets"]["findings"]
-    assert (20, "0 widgets, wanted 3", "buy widgets") == (done.returncode, finding["message"], finding["hint"])
+def test_the_package_of_the_documentation_is_found_once_it_is_installed(template):
+    argv = [sys.executable, "-m", "trainer_agent", "preflight", "--checks", "acme-widgets", "--output", "json"]
+    environ = {**os.environ, "PYTHONPATH": str(template / "installed")}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    found = checks_of(done)["acme-widgets"]
+    assert (0, "skip", "this machine has no widgets") == (done.returncode, found["status"], found["message"])
+
+
+def test_the_tests_of_its_template_pass(template):
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(template / "source")]
+    environ = {**os.environ, "PYTHONPATH": str(template / "installed")}
+    done = subprocess.run(argv, env=environ, cwd=template, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (0, "2 passed") == (done.returncode, done.stdout.splitlines()[-1][:8]), done.stdout
+
+
+def test_the_page_shows_the_files_of_the_templates():
+    """Each code block that is more than an excerpt, as it stands in the repository."""
+    files = [file.read_text() for folder in ("checks", "check-package") for file in (EXAMPLES / folder).glob("*.*")]
+    blocks = re.findall(r"```(?:python|toml|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+    assert sorted(files) == sorted(block for block in blocks if block.count("\n") > 1)
+
+
+def test_the_commands_of_the_page_work(template):
+    """All but pip, which the template has done already."""
+    commands = re.findall(r"^\$ (.*)$", PAGE.read_text(), re.MULTILINE)
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": tools, "PYTHONPATH": str(template / "installed"), "SCRATCH_WANTED_MIB": "0"}
+    run = [command for command in commands if not command.startswith("pip ")]
+
+    done = [subprocess.run(c.split(), env=environ, cwd=EXAMPLES.parent, capture_output=True, check=False) for c in run]
+    assert [0] * 5 == [d.returncode for d in done]
 
 
 def test_it_cannot_replace_one_of_ours(agent):

@@ -21,6 +21,7 @@ from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.env import redact_all, secrets_in, wants_colour
 from trainer_agent.errors import AgentError, ExitCode
+from trainer_agent.executable_checks import add_programs
 from trainer_agent.formats import FORMATS, writer
 from trainer_agent.host import Host
 from trainer_agent.nproc import decide
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Seconds for the whole preflight of one node, by profile.
 BUDGET_S = {"quick": 15.0, "standard": 60.0, "deep": 300.0}
+# What is left for the checks when the driver has used up all of it by hanging.
+LEAST_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class PreflightOptions:
     require_kube_api: bool
     rendezvous_timeout: float
     python: str | None
+    checks_dir: tuple[str, ...]
 
 
 OPTIONS = (
@@ -132,6 +136,13 @@ OPTIONS = (
         show_envvar=True,
         help="Interpreter of the training environment, which has torch. Default: the one this program runs on.",
     ),
+    click.option(
+        "--checks-dir",
+        type=click.Path(),
+        multiple=True,
+        show_envvar=True,
+        help="A directory whose executable files are checks, too. Repeat for several.",
+    ),
 )
 
 
@@ -175,7 +186,8 @@ def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -
     started, began = host.now(), host.monotonic()
     context = gather(options, environ, host)
     topology = context.topology
-    results = policy.ignore(_run(options, context), options.ignore)
+    left_s = max(LEAST_S, budget_s(options) - (host.monotonic() - began))
+    results = policy.ignore(_run(options, context, left_s), options.ignore)
     verdict, action = policy.decide(results)
     return Report(
         verdict=verdict,
@@ -212,13 +224,13 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
     return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
 
 
-def _run(options: PreflightOptions, context: Context) -> list[CheckResult]:
-    installed = list_checks()
+def _run(options: PreflightOptions, context: Context, timeout_s: float) -> list[CheckResult]:
+    installed = add_programs(list_checks(), options.checks_dir)
     refuse_unknown((*options.checks, *options.skip, *(n for n in options.ignore if n != "all")), installed)
     chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
     run = [c for c in chosen if c.name not in options.skip]
     skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
-    return [*run_checks(run, context, timeout_s=budget_s(options)), *skipped]
+    return [*run_checks(run, context, timeout_s=timeout_s), *skipped]
 
 
 def budget_s(options: PreflightOptions) -> float:
