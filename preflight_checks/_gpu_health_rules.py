@@ -1,5 +1,6 @@
 """Everything that gpu-health can find."""
 
+from preflight_checks._xids import XIDS
 from trainer_agent.check import Rule
 from trainer_agent.errors import Action, Severity
 
@@ -15,7 +16,6 @@ RECOVERIES = {
     6: "a reset of the bus",
     7: "a reboot of the system",
 }
-XIDS_OF_APPLICATIONS = frozenset({13, 31, 43, 45, 63, 68, 92, 109})
 
 GONE = Rule(
     "gpu-lost",
@@ -122,20 +122,6 @@ ECC_OFF = Rule(
     severity=Severity.WARNING,
     source="nvmlDeviceGetEccMode",
 )
-XID_CRITICAL = Rule(
-    "gpu-xid",
-    when="the driver reports an XID while the check runs, other than those that applications cause",
-    hint="cordon this node and look the XID up in NVIDIA's catalogue; `dmesg | grep -i xid` has its context",
-    action=Action.RESCHEDULE,
-    source="NVML's events",
-)
-XID_APPLICATION = Rule(
-    "gpu-xid-application",
-    when="the driver reports XID 13, 31, 43, 45, 63, 68, 92 or 109 while the check runs",
-    hint="look for who uses this GPU: applications cause most of these",
-    severity=Severity.WARNING,
-    source="gcm",
-)
 VBIOS = Rule(
     "vbios-differs",
     when="a board has another VBIOS than most boards of its name in this node",
@@ -166,6 +152,6 @@ COMPUTE_EXCLUSIVE = Rule(
 )
 RULES = (
     *(GONE, RECOVERY, REMAP_FAILED, REMAP_PENDING, REMAPPED, BANKS, RETIRED, RETIRED_PENDING, REPAIR),
-    *(SRAM, SRAM_EXCEEDED, DRAM, ECC_RISING, ECC_CORRECTED, ECC_OFF, XID_CRITICAL, XID_APPLICATION),
+    *(SRAM, SRAM_EXCEEDED, DRAM, ECC_RISING, ECC_CORRECTED, ECC_OFF, *XIDS),
     *(VBIOS, PERSISTENCE, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE),
 )

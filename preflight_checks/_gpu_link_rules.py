@@ -29,7 +29,8 @@ P2P = Rule(
 )
 FABRIC_NOT_READY = Rule(
     "fabric-not-ready",
-    when="a GPU's registration with the fabric is not completed after 50 s (5 s with --profile quick)",
+    when="a GPU's registration with the fabric is not completed after 50 s (5 s with --profile quick, less where "
+    "--timeout leaves less)",
     hint=f"{MANAGER}: CUDA fails with error 802 until it is completed",
     action=Action.RESCHEDULE,
     source="NVSentinel #1701: links still train for a while after a reboot",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "TRAINER_AGENT_GPU_THRESHOLDS"
 MIB = 1 << 20
+LOOK_S = 4.0  # what a check that waits needs for its readings before and after
 
 
 @dataclass(frozen=True)
@@ -26,28 +27,35 @@ class Model:
         links: numbers of active NVLink links that are right; None leaves that to a comparison with the other GPUs.
         ecc: whether ECC is on as it comes from the factory.
         pcie: whether PCIe is how it reaches the CPU; on Grace that is NVLink-C2C, and PCIe says nothing.
+        matmul_tflops: what the best products of bfloat16 matrices reached on it, not what the data sheet says.
+        memory_gbps: peak of its memory.
     """
 
     pattern: str
     links: tuple[int, ...] | None = None
     ecc: bool = True
     pcie: bool = True
+    matmul_tflops: float | None = None
+    memory_gbps: float | None = None
 
 
 # FACTS of the field for the links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
 # a card without its bridge has none, which is no fault (NVSentinel #1481). Names as NVML has them: a part of a name is
-# not enough, as `GH200` holds `H200` (gpud #1206).
+# not enough, as `GH200` holds `H200` (gpud #1206). Products: the best that ml-engineering measured (MAMF); memory:
+# NVIDIA's data sheets. Without a number a model is only compared with its neighbours, which warns.
 MODELS = (
-    Model(r"A100-SXM4-\d+GB", links=(12,)),
-    Model(r"A100(-PCIE-40GB| 80GB PCIe)", links=(0, 12)),
-    Model(r"H100 80GB HBM3", links=(18,)),
-    Model(r"H100 NVL", links=(0, 12)),
-    Model(r"H100 PCIe", links=(0, 12)),
-    Model(r"H200", links=(18,)),
+    Model(r"A100-SXM4-80GB", links=(12,), matmul_tflops=271, memory_gbps=2000),
+    Model(r"A100-SXM4-\d+GB", links=(12,), matmul_tflops=271),
+    Model(r"A100 80GB PCIe", links=(0, 12), matmul_tflops=253, memory_gbps=1940),
+    Model(r"A100-PCIE-40GB", links=(0, 12)),
+    Model(r"H100 80GB HBM3", links=(18,), matmul_tflops=794, memory_gbps=3350),
+    Model(r"H100 NVL", links=(0, 12), memory_gbps=3900),
+    Model(r"H100 PCIe", links=(0, 12), memory_gbps=2000),
+    Model(r"H200", links=(18,), matmul_tflops=794, memory_gbps=4800),
     Model(r"H200 NVL", links=(0, 18)),
     Model(r"GH200 .*", pcie=False),
-    Model(r"B200", links=(18,)),
-    Model(r"GB200", links=(18,), pcie=False),
+    Model(r"B200", links=(18,), matmul_tflops=1745, memory_gbps=8000),
+    Model(r"GB200", links=(18,), pcie=False, matmul_tflops=1822, memory_gbps=8000),
     Model(r"L4", links=(0,)),
     Model(r"L40S", links=(0,)),
     Model(r"(Tesla )?T4", links=(0,)),
@@ -81,6 +89,16 @@ class Thresholds:
         idle_c: degrees of a GPU that does nothing (heuristic).
         power_fraction: of the factory's power limit (heuristic).
         throttled_fraction: of the samples (heuristic).
+        matmul_usual: of the median of the neighbours, a warning (MegaScale: nodes 10 % slower were worth finding).
+        matmul_least: of the same, a failure (heuristic).
+        matmul_model: of the model's best, a failure (heuristic: its power limit or its cooling is far off).
+        memory_usual: of the peak, a warning (heuristic).
+        memory_least: of the peak, a failure (IBM autopilot: 1300 of an A100's 2000 GB/s).
+        host_usual: of the link's peak, a warning (azurehpc-health-checks: 21 of 31.5 and 48 of 63 GB/s).
+        host_least: of the same, a failure (half of the lanes, and less).
+        pair_usual: of the median of all pairs, a warning (heuristic).
+        busbw_usual: of what NCCL reaches on healthy nodes, a warning (heuristic).
+        busbw_least: of the same, a failure (heuristic).
     """
 
     ecc_corrected: float = 50_000_000
@@ -94,9 +112,26 @@ class Thresholds:
     idle_c: float = 75
     power_fraction: float = 0.9
     throttled_fraction: float = 0.5
+    matmul_usual: float = 0.9
+    matmul_least: float = 0.75
+    matmul_model: float = 0.6
+    memory_usual: float = 0.8
+    memory_least: float = 0.65
+    host_usual: float = 0.65
+    host_least: float = 0.4
+    pair_usual: float = 0.8
+    busbw_usual: float = 0.8
+    busbw_least: float = 0.6
 
 
 NAMES = tuple(f.name for f in fields(Thresholds))
+
+
+def in_force(names: tuple[str, ...], context: Context) -> dict[str, dict[str, Any]]:
+    """Return these thresholds with their origins, as `trainer-agent checks NAME` shows them."""
+    here, usual = thresholds(context), Thresholds()
+    values = {name: (getattr(here, name), getattr(usual, name)) for name in names}
+    return {n: {"value": v, "origin": "default" if v == u else VARIABLE} for n, (v, u) in values.items()}
 
 
 def thresholds(context: Context) -> Thresholds:
@@ -136,5 +171,6 @@ def _error(message: str) -> FatalError:
 
 
 def wait_s(context: Context, wanted_s: float) -> float:
-    """Return how long a check may wait for something to pass; in the quick profile there is little time."""
-    return min(wanted_s, 5.0) if context.options.profile == "quick" else wanted_s
+    """Return how long a check may wait for something to pass: what the budget leaves, little in the quick profile."""
+    left = max(0.0, context.options.budget_s - LOOK_S)
+    return min(wanted_s, left, 5.0) if context.options.profile == "quick" else min(wanted_s, left)

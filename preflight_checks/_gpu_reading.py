@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,12 +74,13 @@ def read_all(
         return {"state": "broken", "reason": str(error), "code": error.value}
 
 
-def _asks(place: mmap.mmap, about: str) -> None:
-    place[:] = about.encode()[: len(place)].ljust(len(place), b"\0")
+def _asks(place: mmap.mmap, *about: str) -> None:
+    """Say what we ask about: a word, or a GPU's index, UUID and PCI address as far as they are known."""
+    place[:] = "\t".join(about).encode()[: len(place)].ljust(len(place), b"\0")
 
 
 def _gpu(nvml: Any, index: int, groups: Iterable[str], place: mmap.mmap) -> dict[str, Any]:
-    _asks(place, f"GPU {index}")
+    _asks(place, str(index))
     values: dict[str, Any] = {"index": index, "unread": {}}
     try:
         handle = _ask(nvml, lambda nvml, index: nvml.nvmlDeviceGetHandleByIndex(index), index)[0]
@@ -89,6 +91,7 @@ def _gpu(nvml: Any, index: int, groups: Iterable[str], place: mmap.mmap) -> dict
                 values[name], reason = _ask(nvml, question, handle)
                 if reason:
                     values["unread"][name] = reason
+            _asks(place, str(index), values["uuid"] or "", values["pci"] or "")
         for name in ("uuid", "pci", "name"):
             values[name] = values[name] or ""
     except GoneError as error:
@@ -150,6 +153,17 @@ def _memory(nvml: Any, gpu: Any) -> int:
         return int(nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2).used)
     except (nvml.NVMLError_FunctionNotFound, AttributeError):
         return max(0, int(nvml.nvmlDeviceGetMemoryInfo(gpu).used) - RESERVED_V1)
+
+
+def _instances(nvml: Any, gpu: Any) -> dict[str, tuple[int, int]]:
+    """Return used and total bytes of each MIG instance that we may ask, by its UUID."""
+    found = {}
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) if _mig(nvml, gpu) else 0):
+        with suppress(nvml.NVMLError):  # an empty slot
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+            total = int(nvml.nvmlDeviceGetMemoryInfo(instance).total)
+            found[_text(nvml.nvmlDeviceGetUUID(instance))] = (_memory(nvml, instance), total)
+    return found
 
 
 def _processes(nvml: Any, gpu: Any) -> tuple[int, ...]:
@@ -259,6 +273,8 @@ GROUPS: dict[str, dict[str, Callable[[Any, Any], Any]]] = {
     "memory": {
         "memory_total": _plain("nvmlDeviceGetMemoryInfo", to=lambda memory: int(memory.total)),
         "memory_used": _memory,
+        "instances": _instances,
+        "numa_node": _plain("nvmlDeviceGetNumaNodeId"),
         "processes": _processes,
     },
     "links": {"links": _links, "p2p": _p2p},
@@ -283,6 +299,17 @@ GROUPS: dict[str, dict[str, Callable[[Any, Any], Any]]] = {
     },
     "capability": {"capability": _plain("nvmlDeviceGetCudaComputeCapability", to=tuple)},
 }
+
+
+def listen() -> Callable[[], list[tuple[int, int]]]:
+    """Hear the XIDs of all GPUs from now on; return what gives those that came since."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return partial(_heard, pynvml, _listen(pynvml, pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:  # read_all says more
+        return list
 
 
 def _listen(nvml: Any, count: int) -> tuple[Any, dict[int | None, int]]:

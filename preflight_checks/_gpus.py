@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from preflight_checks._gpu_models import in_force
 from preflight_checks._gpu_reading import read_all
-from trainer_agent.check import Skip
-from trainer_agent.process import TimedOutError, isolated
+from trainer_agent.check import Check, Context, Outcome, Rule, Skip, check
+from trainer_agent.errors import Action
+from trainer_agent.isolation import TimedOutError, isolated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trainer_agent.check import Context, Rule
     from trainer_agent.errors import Finding
 
-# FACTS of the field: NVML calls take 0.2 ms when healthy; other monitors give up after 10 to 20 s.
-READ_S = 10.0
-PLACE_BYTES = 64
+# NVML calls take 0.2 ms when healthy, but the first one loads the driver where no daemon keeps it loaded, which takes
+# seconds with eight GPUs. Other monitors give up after 10 to 20 s; the quick profile has 15 s in all.
+READ_S = 12.0
+PLACE_BYTES = 128
 INIT_HINT = "gpu-count says more"
+
+HUNG = Rule(
+    "nvml-hung",
+    when="NVML gives no answer within 20 s when it is first asked, or 12 s later",
+    hint="cordon this node and reboot it; `dmesg | grep -i nvrm` and `ps axo stat,pid,args | grep ^D` show more",
+    action=Action.RESCHEDULE,
+    source="other monitors give up after 10 to 20 s; a healthy driver answers within a millisecond",
+)
 
 
 class NvmlHungError(Exception):
-    """NVML gave no answer in time; says about what it was asked."""
+    """NVML gave no answer in time; `gpu` is what it was asked about, where that is a GPU."""
+
+    def __init__(self, message: str, gpu: Gpu | None = None) -> None:
+        super().__init__(message)
+        self.gpu = gpu
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class Gpu:
         banks_without_rows: banks of memory that have no spare row left.
         retired: pages retired in the GPU's life, and `retired_pending` whether one waits for a reset.
         memory_used: bytes without what the driver reserves for itself.
+        instances: bytes used and total of each MIG instance, by its UUID.
+        numa_node: where the kernel manages the GPU's memory, as on Grace.
         links: NVLink links by number, True when active.
         link_errors: counters by their name in nvml.h, of all links together or of each.
         p2p: NVML's status towards each other GPU, over NVLink and for reading.
@@ -74,6 +90,8 @@ class Gpu:
     memory_total: int | None = None
     memory_used: int | None = None
     processes: tuple[int, ...] | None = None
+    instances: Mapping[str, tuple[int, int]] | None = None
+    numa_node: int | None = None
     links: Mapping[int, bool] | None = None
     link_errors: Mapping[str, int] | None = None
     p2p: Mapping[int, tuple[int, int]] | None = None
@@ -148,16 +166,26 @@ def read(
     Raises:
         NvmlHungError: no answer within `timeout_s` seconds; what asked was killed.
     """
+    if context.accelerators.hung:  # it was asked before the checks, and will not answer now
+        raise NvmlHungError(context.accelerators.problem)
     place = mmap.mmap(-1, PLACE_BYTES)  # shared with the child, which says there whom it asks
     ask = partial(read_all, groups, again=again, times=times, pause=partial(context.host.sleep, pause_s), place=place)
     try:
         plain = isolated(ask, timeout_s=timeout_s + pause_s * (times - 1))
     except TimedOutError as error:
-        about = place[:].rstrip(b"\0").decode()
-        raise NvmlHungError(f"NVML hangs when asked about {about}: {error}") from error
+        raise _hung(place, error) from error
     samples = [tuple(Gpu(**gpu) for gpu in sample) for sample in plain.pop("samples", [])]
     gpus, later = (samples[0], tuple(samples[1:])) if samples else ((), ())
     return Reading(**plain, gpus=gpus, later=later)
+
+
+def _hung(place: mmap.mmap, error: TimedOutError) -> NvmlHungError:
+    about = place[:].rstrip(b"\0").decode().split("\t")
+    if not about[0].isdigit():
+        return NvmlHungError(f"NVML gave {error}, asked about {about[0]}")
+    index, uuid, pci = (*about, "", "")[:3]
+    gpu = Gpu(int(index), uuid=uuid, pci=pci)
+    return NvmlHungError(f"{gpu.label}: NVML gave {error}", gpu)
 
 
 def read_gpus(context: Context, *groups: str, **how: Any) -> Reading:
@@ -165,9 +193,11 @@ def read_gpus(context: Context, *groups: str, **how: Any) -> Reading:
     Return a reading of a machine that has GPUs.
 
     Raises:
-        Skip: there are none, or NVML does not start, which is for gpu-count to say.
+        Skip: there are none, or NVML hung before, or does not start, which is for gpu-count to say.
         NvmlHungError: no answer in time.
     """
+    if context.accelerators.hung:
+        raise Skip(f"NVML hangs; {INIT_HINT}")
     reading = read(context, *groups, **how)
     if reading.state == "missing":
         raise Skip(f"NVML is not here: {reading.reason}")
@@ -176,6 +206,31 @@ def read_gpus(context: Context, *groups: str, **how: Any) -> Reading:
     if not reading.gpus:
         raise Skip("NVML lists no GPU")
     return reading
+
+
+def gpu_check(
+    name: str,
+    *,
+    rules: tuple[Rule, ...],
+    timeout_s: float | Callable[[Context], float],
+    profile: str = "quick",
+    tunable: tuple[str, ...] = (),
+) -> Callable[[Callable[[Context], Outcome]], Check]:
+    """Make a check that asks NVML, with these thresholds; where that gives no answer, it finds `nvml-hung`."""
+
+    def make(function: Callable[[Context], Outcome]) -> Check:
+        @wraps(function)
+        def answered(context: Context) -> Outcome:
+            try:
+                return function(context)
+            except NvmlHungError as error:
+                evidence = {"gpus": [error.gpu.id]} if error.gpu else {}
+                return Outcome("NVML hangs", (HUNG.found(f"{error}, wanted one within a second", **evidence),))
+
+        made = check(name, rules=(HUNG, *rules), timeout_s=timeout_s, profile=profile)(answered)
+        return replace(made, thresholds=partial(in_force, tunable)) if tunable else made
+
+    return make
 
 
 def present(reading: Reading) -> list[Gpu]:

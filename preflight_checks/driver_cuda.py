@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks._gpus import READ_S, models, present, read_gpus
-from trainer_agent.check import Context, Outcome, Rule, check
+from preflight_checks._gpus import READ_S, gpu_check, models, present, read_gpus
+from preflight_checks._probes import python_of
+from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Severity
-from trainer_agent.process import IsolatedError, isolated, spawn
+from trainer_agent.isolation import IsolatedError, isolated
+from trainer_agent.process import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,12 +64,12 @@ class Torch:
     archs: tuple[str, ...] = ()
 
 
-@check("driver-cuda", rules=(TOO_OLD, CPU_BUILD, NO_KERNELS), timeout_s=READ_S + TORCH_S + 3, profile="standard")
+@gpu_check("driver-cuda", rules=(TOO_OLD, CPU_BUILD, NO_KERNELS), timeout_s=READ_S + TORCH_S + 3, profile="standard")
 def driver_cuda(context: Context) -> Outcome:
     """Can the torch of this image run on this driver and these GPUs?"""
     reading = read_gpus(context, "capability")
     gpus = present(reading)
-    torch, reason = read_torch(context, sys.executable)
+    torch, reason = read_torch(context, python_of(context))
     runs = f"driver {reading.driver} runs up to CUDA {_dotted(reading.cuda)}"
     measured: dict[str, Any] = {"driver": reading.driver, "cuda_driver": reading.cuda, "gpus": models(gpus)}
     if torch is None:

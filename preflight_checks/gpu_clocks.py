@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._gpu_models import Thresholds, thresholds
-from preflight_checks._gpus import READ_S, found_on, models, present, read_gpus, unread
-from trainer_agent.check import Context, Outcome, Rule, check
+from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
+from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Action, Severity
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer_agent.errors import Finding
 
 SAMPLES, PAUSE_S = 10, 0.1
-REPORTED = ("clock_reasons", "sm_mhz", "temperature_c", "slowdown_c", "power_limit_w", "power_default_w")
+REPORTED = ("clock_reasons", "sm_mhz", "temperature_c", "slowdown_c", "power_limit_w")
 OFTEN = "in more than half of 10 samples over a second; a warning in fewer"
 
 THERMAL = Rule(
@@ -74,9 +74,10 @@ HOT = Rule(
 REASONS = ((0x40, 0x40, THERMAL), (0x80, 0x80, BRAKE), (0x8, 0xC8, SLOWDOWN), (0x20, 0x20, SOFTWARE))
 
 
-@check(
+@gpu_check(
     "gpu-clocks",
     rules=(THERMAL, BRAKE, SLOWDOWN, SOFTWARE, POWER, WARM, HOT),
+    tunable=("throttled_fraction", "power_fraction", "idle_c"),
     timeout_s=READ_S + SAMPLES * PAUSE_S + 3,
 )
 def gpu_clocks(context: Context) -> Outcome:
@@ -91,11 +92,16 @@ def gpu_clocks(context: Context) -> Outcome:
             said.setdefault(rule.code, (rule, []))[1].append((gpu, text, evidence))
     findings += [finding for rule, rows in said.values() for finding in found_on(rule, rows)]
     measured = {
-        "gpus": [{"index": gpu.index} | {name: getattr(gpu, name) for name in REPORTED} for gpu in gpus],
+        "gpus": [_measured(gpu) for gpu in gpus],
         "not_read": unread(gpus, REPORTED),
     }
     warmest = max((gpu.temperature_c or 0 for gpu in gpus), default=0)
     return Outcome(f"{models(gpus)}: at most {warmest} degrees", tuple(findings), measured)
+
+
+def _measured(gpu: Gpu) -> dict[str, Any]:
+    measured = {"index": gpu.index} | {name: getattr(gpu, name) for name in REPORTED}
+    return measured | {"expected_power_limit_w": gpu.power_default_w}
 
 
 def _held(reading: Reading, gpus: Sequence[Gpu], limits: Thresholds) -> list[Finding]:

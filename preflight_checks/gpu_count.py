@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from preflight_checks._gpus import READ_S, models, read
-from trainer_agent.check import Context, Outcome, Rule, Skip, check
+from preflight_checks._gpus import READ_S, gpu_check, models, read
+from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Finding, Severity
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ TOO_FEW = Rule(
 )
 
 
-@check("gpu-count", rules=(LIBRARY, NOT_LOADED, MISMATCH, BROKEN, MISSING, TOO_FEW), timeout_s=READ_S + 3)
+@gpu_check("gpu-count", rules=(LIBRARY, NOT_LOADED, MISMATCH, BROKEN, MISSING, TOO_FEW), timeout_s=READ_S + 3)
 def gpu_count(context: Context) -> Outcome:
     """Does the NVIDIA driver answer, and does it list every GPU that this container was given?"""
     reading = read(context)

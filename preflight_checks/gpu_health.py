@@ -9,9 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_health_rules as known
+from preflight_checks import _xids
 from preflight_checks._gpu_models import Thresholds, model_of, thresholds
-from preflight_checks._gpus import READ_S, found_on, models, read_gpus, unread
-from trainer_agent.check import Context, Outcome, check
+from preflight_checks._gpus import READ_S, found_on, gpu_check, models, read_gpus, unread
+from trainer_agent.check import Context, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,12 +38,21 @@ REPORTED = (
 )
 
 
-@check("gpu-health", rules=known.RULES, timeout_s=READ_S + PAUSE_S + LISTEN_S + 3)
+@gpu_check(
+    "gpu-health",
+    rules=known.RULES,
+    tunable=("ecc_corrected", "sram_aggregate", "remapped_uncorrected", "retired_pages"),
+    timeout_s=READ_S + PAUSE_S + LISTEN_S + 3,
+)
 def gpu_health(context: Context) -> Outcome:
     """Is every GPU healthy: does it answer, is its memory sound, does the driver ask for nothing?"""
     limits = thresholds(context)
     reading = read_gpus(context, *GROUPS, again=("ecc",), times=2, pause_s=PAUSE_S)
-    findings = [*_gone(context, reading), *_xids(reading), *_differing(reading.gpus)]
+    findings = [
+        *_gone(context, reading),
+        *_xids.judge(reading.xids, {gpu.index: gpu for gpu in reading.gpus}),
+        *_differing(reading.gpus),
+    ]
     gone = {gpu.index for sample in reading.samples for gpu in sample if gpu.gone}
     pairs = [(a, b) for a, b in zip(*reading.samples, strict=True) if a.index not in gone]
     said: dict[str, tuple[Rule, list[Any]]] = {}
@@ -80,19 +90,6 @@ def _placed(context: Context, gpus: Sequence[Gpu]) -> list[Gpu]:
     facts = context.host.read(f"{DRIVER_FILES}/{left[0]}/information") or ""
     uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)$", facts, re.MULTILINE)
     return [gpu if gpu.pci else replace(gpu, pci=left[0], uuid=uuid[1] if uuid else "") for gpu in gpus]
-
-
-def _xids(reading: Reading) -> list[Finding]:
-    by_index = {gpu.index: gpu for gpu in reading.gpus}
-    findings = []
-    for index, xid in reading.xids:
-        rule = known.XID_APPLICATION if xid in known.XIDS_OF_APPLICATIONS else known.XID_CRITICAL
-        text = f"XID {xid} while this check ran, wanted none"
-        if index in by_index:
-            findings += found_on(rule, [(by_index[index], text, {"xid": xid})])
-        else:
-            findings.append(rule.found(f"an unknown GPU: {text}", xid=xid))
-    return findings
 
 
 def _differing(gpus: Sequence[Gpu]) -> list[Finding]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_link_rules as known
 from preflight_checks._gpu_models import UNKNOWN, model_of, thresholds, wait_s
-from preflight_checks._gpus import READ_S, found_on, models, present, read_gpus, unread
-from trainer_agent.check import Context, Outcome, check
+from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
+from trainer_agent.check import Context, Outcome
 from trainer_agent.errors import Severity
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def deadline_s(context: Context) -> float:
     return wait_s(context, thresholds(context).fabric_s) + READ_S + SAMPLES * PAUSE_S + 3
 
 
-@check("gpu-link", rules=known.RULES, timeout_s=deadline_s)
+@gpu_check("gpu-link", rules=known.RULES, tunable=("fabric_s",), timeout_s=deadline_s)
 def gpu_link(context: Context) -> Outcome:
     """Does every GPU reach the others and the CPU as its model can: NVLink, fabric, PCIe?"""
     groups = ("links", "fabric", "pcie", "errors")
@@ -39,20 +39,27 @@ def gpu_link(context: Context) -> Outcome:
     whole = [gpu for gpu in gpus if not gpu.mig]  # in MIG mode there is neither NVLink nor P2P
     findings = [*_nvlink(whole), *_fabric(context, whole), *_p2p(whole)]
     findings += [*_pcie(reading, gpus), *_risen(reading, gpus)]
-    measured = {"gpus": [_measured(gpu) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
+    measured = {"gpus": [_measured(reading, gpu, gpus) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
     active = sorted({_active(gpu) for gpu in whole})
     links = f"{' or '.join(map(str, active))} NVLinks active" if active else "NVLink not judged in MIG mode"
     return Outcome(f"{models(gpus)}: {links}", tuple(findings), measured)
 
 
-def _measured(gpu: Gpu) -> dict[str, Any]:
-    return {
+def _measured(reading: Reading, gpu: Gpu, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Return what is judged of a GPU, beside what is wanted where anything is."""
+    measured = {
         "index": gpu.index,
         "links_active": _active(gpu),
         "fabric": None if gpu.fabric is None else dict(gpu.fabric),
-        "pcie_generation": gpu.pcie_generation,
-        "pcie_width": gpu.pcie_width,
+        "pcie_generation": _best(reading, "pcie_generation")[gpu.index] or None,
+        "pcie_width": _best(reading, "pcie_width")[gpu.index] or None,
     }
+    if gpu.links and not gpu.mig:
+        measured["expected_links_active"] = _wanted(gpu, gpus)[0]
+    if model_of(gpu.name).pcie:
+        measured["expected_pcie_generation"] = _generation(reading, gpu, gpus)
+        measured["expected_pcie_width"] = gpu.pcie_width_max
+    return measured
 
 
 def _active(gpu: Gpu) -> int:
@@ -85,10 +92,10 @@ def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
 
 
 def _fabric(context: Context, gpus: Sequence[Gpu]) -> list[Finding]:
-    host, limit = context.host, wait_s(context, thresholds(context).fabric_s)
-    began = host.monotonic()
-    while any(_starting(gpu) for gpu in gpus) and host.monotonic() - began < limit:
-        host.sleep(POLL_S)
+    host = context.host
+    end = host.monotonic() + wait_s(context, thresholds(context).fabric_s)
+    while any(_starting(gpu) for gpu in gpus) and (left := end - host.monotonic()) > 0:
+        host.sleep(min(POLL_S, left))
         wanted = {gpu.index for gpu in gpus}
         gpus = [gpu for gpu in present(read_gpus(context, "fabric")) if gpu.index in wanted]
     said: dict[Rule, list[tuple[Gpu, str, dict[str, Any]]]] = {}
@@ -153,12 +160,18 @@ def _pcie(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
         findings += found_on(rule, narrow)
     slow = []
     for gpu in judged:
-        alike = [g for g in judged if (g.name, g.performance_state) == (gpu.name, gpu.performance_state)]
-        best = max(generation[g.index] for g in alike)
-        if 0 < generation[gpu.index] < min(best, gpu.pcie_generation_max or 0):
-            text = f"PCIe runs at generation {generation[gpu.index]}, wanted {best} as its neighbours"
-            slow.append((gpu, text, {"generation": generation[gpu.index], "neighbours": best}))
+        wanted = _generation(reading, gpu, judged)
+        if 0 < generation[gpu.index] < wanted:
+            text = f"PCIe runs at generation {generation[gpu.index]}, wanted {wanted} as its neighbours"
+            slow.append((gpu, text, {"generation": generation[gpu.index], "neighbours": wanted}))
     return [*findings, *found_on(known.PCIE_SLOW, slow)]
+
+
+def _generation(reading: Reading, gpu: Gpu, gpus: Sequence[Gpu]) -> int:
+    """Return the generation of PCIe that neighbours of the same model and state have, as far as the GPU can have it."""
+    alike = [g for g in gpus if (g.name, g.performance_state) == (gpu.name, gpu.performance_state)]
+    best = max(_best(reading, "pcie_generation")[g.index] for g in alike)
+    return min(best, gpu.pcie_generation_max or 0)
 
 
 def _best(reading: Reading, name: str) -> dict[int, int]:

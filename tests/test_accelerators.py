@@ -84,7 +84,7 @@ def test_nvidia_visible_devices_is_no_count(host):
 def test_a_driver_that_does_not_answer(host, state):
     """A sick NVIDIA driver is said, and no other device hides it."""
     host.put("/dev/neuron0")
-    expected = Accelerators("nvidia", 0, "NVML", problem="Driver Not Loaded")
+    expected = Accelerators("nvidia", 0, "NVML", problem="Driver Not Loaded", hung=state == "hung")
     assert expected == find(host, devices=NvmlDevices(state, reason="Driver Not Loaded"))
 
 

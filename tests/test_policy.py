@@ -73,6 +73,20 @@ def test_all_ignores_every_failure_and_changes_nothing_else():
     assert (Verdict.WARN, Action.CONTINUE) == decide(ignored)
 
 
+GPU3 = {"index": 3, "uuid": "GPU-3", "pci": "00000000:56:00.0"}
+GPU5 = {"index": 5, "uuid": "GPU-5", "pci": "00000000:57:00.0"}
+LABELS = {3: "GPU 3 (GPU-3, 00000000:56:00.0)", 5: "GPU 5 (GPU-5, 00000000:57:00.0)"}
+
+
+def elsewhere(message, action=Action.RESCHEDULE, **evidence):
+    return Finding("a-code", message, action=action, evidence=evidence)
+
+
+def suspected(*findings):
+    results = [result("a", Status.FAIL, Action.RESCHEDULE, *findings)]
+    return [(s.kind, s.id, s.reason) for s in suspects(results, hostname="worker-3", node_rank=3)]
+
+
 def test_this_node_is_suspected_when_a_failure_asks_for_another():
     hung = Finding("storage-hung", "/data hangs", action=Action.RESCHEDULE)
     wrong = Finding("nnodes-invalid", "0 nodes", action=Action.STOP)
@@ -85,6 +99,59 @@ def test_this_node_is_suspected_when_a_failure_asks_for_another():
 
     expected = [Suspect("node", "worker-3", 3, "/data hangs; 90 s behind")]
     assert expected == suspects(results, hostname="worker-3", node_rank=3)
+
+
+def test_gpus_that_failures_name_are_suspects():
+    """After their node, who has most failures first; their names stand once, not before every reason."""
+    shared = elsewhere(f"{LABELS[3]}, {LABELS[5]}: 0 NVLinks are active, wanted 18", gpus=[GPU3, GPU5])
+    own = elsewhere(f"{LABELS[5]}: it has 91 degrees, wanted: less", gpus=[GPU5])
+
+    assert [
+        ("node", "worker-3", "/data hangs; of its devices GPU 5, GPU 3"),
+        ("gpu", "GPU-5", "GPU 5: 0 NVLinks are active, wanted 18; it has 91 degrees, wanted: less"),
+        ("gpu", "GPU-3", "GPU 3: 0 NVLinks are active, wanted 18"),
+    ] == suspected(shared, elsewhere("/data hangs"), own)
+
+
+@pytest.mark.parametrize(
+    "names, id_",
+    [
+        ({"index": 3, "uuid": "", "pci": "0000:56:00.0"}, "0000:56:00.0"),
+        ({"index": 3, "uuid": "", "pci": ""}, "3"),
+        ({"index": 3}, "3"),
+    ],
+)
+def test_a_gpu_that_never_said_its_uuid(names, id_):
+    """Its PCI address or its index is its name then."""
+    finding = elsewhere("GPU 3: NVML says `GPU is lost`, wanted answers", gpus=[names])
+
+    assert ("gpu", id_, "GPU 3: NVML says `GPU is lost`, wanted answers") == suspected(finding)[1]
+
+
+def test_nics_that_failures_name_are_suspects():
+    """By device and port, as RDMA numbers them."""
+    port = elsewhere("mlx5_0 port 1: the link is down, wanted up", nics=[{"device": "mlx5_0", "port": 1}])
+    whole = elsewhere("mlx5_1 is missing, wanted it", nics=[{"device": "mlx5_1", "port": None}])
+
+    assert [
+        ("node", "worker-3", "of its devices mlx5_0 port 1, mlx5_1"),
+        ("nic", "mlx5_0:1", "mlx5_0 port 1: the link is down, wanted up"),
+        ("nic", "mlx5_1", "mlx5_1: mlx5_1 is missing, wanted it"),
+    ] == suspected(port, whole)
+
+
+def test_devices_of_warnings_and_of_wrong_configurations_are_no_suspects():
+    """A torch without kernels for a GPU is no fault of the GPU."""
+    warned = Finding("warm", "GPU 3: warm", Severity.WARNING, action=Action.CONTINUE, evidence={"gpus": [GPU3]})
+
+    assert [] == suspected(elsewhere("no kernels", Action.STOP, gpus=[GPU3]), warned)
+
+
+def test_evidence_of_other_kinds_names_nobody():
+    """Somebody else's check may mean anything by these names."""
+    odd = elsewhere("odd", gpus=8, nics=["mlx5_0"])
+
+    assert [("node", "worker-3", "odd")] == suspected(odd)
 
 
 def test_nobody_is_suspected_of_a_wrong_configuration():

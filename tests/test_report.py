@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_agent.check import CheckResult, Status
+from trainer_agent.check import CheckResult, Status, finding_as_dict
 from trainer_agent.errors import Action, FatalError, Finding, Severity
 from trainer_agent.policy import Suspect, Verdict
 from trainer_agent.report import Report, compact, load, show, worst_first, write_whole
@@ -16,6 +16,7 @@ from trainer_agent.termination import TERMINATION_BYTES
 
 SMALL = Finding("shm-small", "64 MiB, wanted 1 GiB", hint="mount an emptyDir", evidence={"bytes": 67108864})
 SLOW = Finding("slow", "3 GB/s, wanted 10 GB/s", Severity.WARNING, action=Action.CONTINUE)
+SHM = finding_as_dict(SMALL)
 REPORT = Report(
     verdict=Verdict.FATAL,
     action=Action.STOP,
@@ -130,8 +131,26 @@ def test_show(data, tmp_path):
 def test_worst_first():
     """Failures, then broken checks, warnings, passes and skips; among failures the one that asks for most."""
     asked = [("pass", "continue"), ("fail", "retry"), ("skip", "continue"), ("fail", "stop"), ("error", "continue")]
-    checks = [{"status": status, "action": action} for status, action in asked]
+    checks = [{"status": status, "action": action, "findings": []} for status, action in asked]
     assert [checks[n] for n in (3, 1, 4, 0, 2)] == worst_first(checks)
+
+
+@pytest.mark.parametrize(
+    "device, first",
+    [
+        ({"action": "reschedule", "severity": "error", "evidence": {"gpus": [{"index": 3}]}}, True),
+        ({"action": "reschedule", "severity": "error", "evidence": {"nics": [{"device": "mlx5_0"}]}}, True),
+        ({"action": "reschedule", "severity": "error", "evidence": {"gpus": []}}, False),
+        ({"action": "reschedule", "severity": "warning", "evidence": {"gpus": [{"index": 3}]}}, False),
+        ({"action": "retry", "severity": "error", "evidence": {"gpus": [{"index": 3}]}}, False),
+    ],
+)
+def test_a_broken_device_comes_before_a_wrong_configuration(device, first):
+    """It can be the reason of the other; what names a device but asks for no other node is no broken device."""
+    wrong = {"status": "fail", "action": "stop", "findings": []}
+    broken = {"status": "fail", "action": device["action"], "findings": [device]}
+
+    assert [broken, wrong][:: 1 if first else -1] == worst_first([wrong, broken])
 
 
 def test_compact(data):
@@ -144,8 +163,8 @@ def test_compact(data):
         "suspects": [{"kind": "node", "id": "node-a", "node_rank": 1, "reason": "it is slow"}],
         "findings": [
             {"check": "shm", "code": "shm-small", "message": "64 MiB, wanted 1 GiB", "hint": "mount an emptyDir"},
-            {"check": "cuda", "code": "check-broke", "message": "the check broke", "hint": ""},
-            {"check": "bandwidth", "code": "slow", "message": "3 GB/s, wanted 10 GB/s", "hint": ""},
+            {"check": "cuda", "code": "check-broke", "message": "the check broke"},
+            {"check": "bandwidth", "code": "slow", "message": "3 GB/s, wanted 10 GB/s"},
         ],
     }
     assert expected == json.loads(compact(data))
@@ -153,8 +172,17 @@ def test_compact(data):
 
 def test_compact_leaves_out_the_mildest(data):
     """What does not fit is counted."""
-    short = json.loads(compact(data, limit=420))
+    short = json.loads(compact(data, limit=370))
     assert (["shm-small", "check-broke"], 1) == ([f["code"] for f in short["findings"]], short["left_out"])
+
+
+def test_compact_has_errors_before_warnings(data):
+    """Also where a check has both, and where a check that broke stands between them."""
+    data["checks"][2]["findings"] = [{**data["checks"][1]["findings"][0], "code": "mild"}, SHM]
+    data["checks"][0] |= {"status": "fail", "action": "retry", "findings": [{**SHM, "code": "late"}]}
+
+    codes = [f["code"] for f in json.loads(compact(data))["findings"]]
+    assert ["shm-small", "late", "check-broke", "mild", "slow"] == codes
 
 
 def test_compact_with_many_suspects(data):
@@ -170,12 +198,24 @@ def test_compact_with_an_endless_text(data):
     """Texts are cut where one alone exceeds the limit, and every key stays."""
     data["suspects"][0]["reason"] = "ü" * 100_000
     short = json.loads(compact(data))
-    assert ["verdict", "exit_code", "action", "node", "suspects", "findings", "left_out"] == list(short)
-    assert "ü" * 1024 == short["suspects"][0]["reason"]
+    assert ["verdict", "exit_code", "action", "node", "suspects", "findings"] == list(short)
+    assert 1280 == len(short["suspects"][0]["reason"])
+    assert 3 == len(short["findings"])
 
 
 TEXTS = st.text(max_size=30) | st.integers(0, 3000).map(lambda n: "\x00ü" * n) | st.just("\udcff")
-FINDINGS = st.lists(st.fixed_dictionaries({"code": TEXTS, "message": TEXTS, "hint": TEXTS}), max_size=8)
+FINDINGS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "code": TEXTS,
+            "message": TEXTS,
+            "hint": TEXTS,
+            "severity": st.sampled_from([str(s) for s in Severity]),
+            "evidence": st.sampled_from([{}, {"gpus": [{"index": 0}]}]),
+        }
+    ),
+    max_size=8,
+)
 CHECKS = st.fixed_dictionaries(
     {
         "name": TEXTS,

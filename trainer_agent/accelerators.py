@@ -26,7 +26,7 @@ class Accelerators:
         kind: `nvidia`, `mig`, `amd`, `intel`, `gaudi`, `tpu`, `neuron` or `none`.
         count: how many a process can use one rank each for.
         source: how they were counted, in words.
-        problem: why an NVIDIA driver that should answer does not.
+        problem: why an NVIDIA driver that should answer does not, and `hung` whether it said nothing at all.
         visible: entries of CUDA_VISIBLE_DEVICES when it lists MIG instances.
     """
 
@@ -35,6 +35,7 @@ class Accelerators:
     source: str
     problem: str = ""
     visible: tuple[str, ...] = ()
+    hung: bool = False
 
 
 def find_accelerators(
@@ -61,7 +62,7 @@ def _nvidia(host: Host, environ: Mapping[str, str], devices: NvmlDevices) -> Acc
             "nvidia", count, f"{len(nodes)} device nodes /dev/nvidia<N>{_limited(visible)}; NVML is not here"
         )
     if devices.state != "ok":
-        return Accelerators("nvidia", 0, "NVML", problem=devices.reason)
+        return Accelerators("nvidia", 0, "NVML", problem=devices.reason, hung=devices.state == "hung")
     if devices.mig:
         entries = parse_cuda_visible(visible, devices.gpus, devices.mig)
         listed = tuple(e for e in entries if e in devices.mig)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Action, ExitCode, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from trainer_agent.errors import Finding
 
 
 class Verdict(StrEnum):
@@ -29,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Suspect:
-    """Who did it: `kind` is node, gpu, nic or link, `id` its name."""
+    """Who did it: `kind` is node, gpu, nic or link, `id` its UUID, its address or whatever name it has."""
 
     kind: str
     id: str
@@ -69,8 +71,60 @@ def decide(results: Sequence[CheckResult]) -> tuple[Verdict, Action]:
 
 
 def suspects(results: Iterable[CheckResult], *, hostname: str, node_rank: int) -> list[Suspect]:
-    """Name this node when a failure asks to go elsewhere; a fault of the configuration is nobody's."""
-    reasons = [
-        f.message for r in results if r.status is Status.FAIL for f in r.findings if f.action is Action.RESCHEDULE
+    """
+    Name this node when a failure asks to go elsewhere, then its GPUs and NICs that failures name, the worst first.
+
+    A fault of the configuration is nobody's.
+    """
+    asked = [f for r in results if r.status is Status.FAIL for f in r.findings if f.action is Action.RESCHEDULE]
+    if not asked:
+        return []
+    reasons: dict[_Device, list[str]] = {}
+    for finding in asked:
+        for device in _devices(finding):
+            reasons.setdefault(device, []).append(_about(device, finding.message))
+    named = sorted(reasons, key=lambda device: -len(reasons[device]))
+    plain = [f.message for f in asked if not _devices(f)]
+    whole = [*plain, *([f"of its devices {_listed(named)}"] if named else [])]
+    return [
+        Suspect("node", hostname, node_rank, "; ".join(whole)),
+        *(Suspect(d.kind, d.id, node_rank, f"{d.title}: {'; '.join(reasons[d])}") for d in named),
     ]
-    return [Suspect("node", hostname, node_rank, "; ".join(reasons))] if reasons else []
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A device that a finding names, and how people call it."""
+
+    kind: str
+    id: str
+    title: str
+
+
+def _devices(finding: Finding) -> list[_Device]:
+    found = []
+    for name, device in (("gpus", _gpu), ("nics", _nic)):
+        listed = finding.evidence.get(name)
+        found += [device(names) for names in listed if isinstance(names, dict)] if isinstance(listed, list) else []
+    return found
+
+
+def _gpu(names: dict[str, Any]) -> _Device:
+    index = names.get("index", "?")
+    return _Device("gpu", str(names.get("uuid") or names.get("pci") or index), f"GPU {index}")
+
+
+def _nic(names: dict[str, Any]) -> _Device:
+    device, port = names.get("device", "?"), names.get("port")
+    title = f"{device} port {port}" if port is not None else str(device)
+    return _Device("nic", str(device) if port is None else f"{device}:{port}", title)
+
+
+def _about(device: _Device, message: str) -> str:
+    """Return a message without the names that it begins with, where `device` is one of them."""
+    names, colon, text = message.partition(": ")
+    return text if colon and (device.id in names or device.title in names) else message
+
+
+def _listed(devices: Sequence[_Device]) -> str:
+    return ", ".join(device.title for device in devices)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trainer_agent.policy import Suspect, Verdict
 
 SCHEMA = "trainer-agent.preflight/v1"
+DEVICES = ("gpus", "nics")  # the lists in the evidence of a finding that name devices
+BROKE = "broke"
+SEVERITIES = ("error", BROKE, "warning", "info")
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
 
 
@@ -103,25 +106,37 @@ def show(path: str, write: Callable[[dict[str, Any]], str]) -> str:
 
 
 def worst_first(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the checks by status, among the same status those first whose action weighs most."""
+    """
+    Return the checks by status; among failures those that name a broken device, then by the weight of their action.
+
+    A broken device can be the reason of other failures, even of those that look like a wrong configuration.
+    """
     statuses, actions = [str(s) for s in WORST_FIRST], [str(a) for a in reversed(Action)]
-    return sorted(checks, key=lambda c: (statuses.index(c["status"]), actions.index(c["action"])))
+    return sorted(checks, key=lambda c: (statuses.index(c["status"]), not _device(c), actions.index(c["action"])))
+
+
+def _device(check: dict[str, Any]) -> bool:
+    """Whether a check found a GPU or a NIC for which another node is wanted."""
+    named = (f["evidence"].get(name) for f in check["findings"] if f["severity"] == "error" for name in DEVICES)
+    return check["action"] == Action.RESCHEDULE and any(named)
 
 
 def compact(data: dict[str, Any], *, limit: int = TERMINATION_BYTES) -> str:
     """Return verdict, suspects and findings, worst first, as JSON of at most `limit` bytes."""
-    findings = [
-        {"check": c["name"], "code": f["code"], "message": f["message"], "hint": f["hint"]}
-        for c in worst_first(data["checks"])
-        for f in c["findings"] or _without_findings(c)
+    findings = [(c, f) for c in worst_first(data["checks"]) for f in c["findings"] or _without_findings(c)]
+    findings.sort(key=lambda pair: SEVERITIES.index(pair[1]["severity"]))
+    said = [
+        {"check": c["name"], "code": f["code"], "message": f["message"], **({"hint": f["hint"]} if f["hint"] else {})}
+        for c, f in findings
     ]
     head = {k: data[k] for k in ("verdict", "exit_code", "action", "node")}
-    return fit(head, data["suspects"], findings, limit=limit)
+    return fit(head, data["suspects"], said, limit=limit)
 
 
 def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:
-    """A check that broke has a message only."""
-    return [{"code": "check-broke", "message": check["message"], "hint": ""}] if check["status"] == "error" else []
+    """A check that broke has a message only; it weighs more than a warning."""
+    broke = {"code": "check-broke", "message": check["message"], "hint": "", "severity": BROKE}
+    return [broke] if check["status"] == "error" else []
 
 
 def write_whole(path: str | Path, text: str) -> None:

@@ -3,32 +3,78 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 # Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
 TERMINATION_BYTES = 4096
 TERMINATION_LOG = "/dev/termination-log"
+LENGTHS = (1280, 640, 320, 160, 120, 80)  # of texts, in characters; 65 of them name a GPU
 
 
 def fit(head: dict[str, Any], suspects: list[Any], findings: list[Any], *, limit: int) -> str:
-    """Return `head` with as many suspects and findings, from the first, as `limit` bytes of JSON hold."""
-    # No entry is shorter than 20 bytes, so that thousands of them cost nothing.
-    suspect_count, count = min(len(suspects), limit // 20), min(len(findings), limit // 20)
-    while True:
-        message = {**head, "suspects": suspects[:suspect_count]}
-        if suspect_count < len(suspects):
-            message["suspects_left_out"] = len(suspects) - suspect_count
-        if findings:
-            message["findings"] = findings[:count]
-        if count < len(findings):
-            message["left_out"] = len(findings) - count
-        if _size(_json(message)) <= limit or max(suspect_count, count) <= 1:
-            return _within(message, limit)
-        count, suspect_count = (count - 1, suspect_count) if count > 1 else (count, suspect_count - 1)
+    """
+    Return `head` with suspects and findings as JSON of at most `limit` bytes, the worst first.
+
+    What there is no room for goes in this order: the hints of the mildest, the middle of long texts, the mildest
+    findings, the last suspects. How many are left out is said.
+    """
+    for plan in _plans(len(suspects), len(findings), limit):
+        message = {**head, **plan.kept("suspects", suspects), **plan.kept("findings", findings)}
+        if _size(_json(message)) <= limit:
+            break
+    return _within(message, limit)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How much of everything is said."""
+
+    suspects: int
+    findings: int
+    hints: int
+    longest: int
+
+    def kept(self, name: str, entries: list[Any]) -> dict[str, Any]:
+        """Return the first entries, and how many are missing."""
+        count: int = getattr(self, name)
+        missing = len(entries) - count
+        shown = [self._short(number, entry) for number, entry in enumerate(entries[:count])]
+        left = {"left_out" if name == "findings" else f"{name}_left_out": missing} if missing else {}
+        return ({name: shown} if entries or name == "suspects" else {}) | left
+
+    def _short(self, number: int, entry: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in entry.items() if key != "hint" or number < self.hints}
+        return {key: _without_middle(value, self.longest) for key, value in kept.items()}
+
+
+def _plans(suspects: int, findings: int, limit: int) -> Iterator[_Plan]:
+    """Yield ways to say it, the fullest first."""
+    most = limit // 20  # no entry is shorter than 20 bytes, so that thousands of them cost nothing
+    suspects, findings = min(suspects, most), min(findings, most)
+    for hints in range(findings, -1, -1):
+        yield _Plan(suspects, findings, hints, limit)
+    for longest in LENGTHS:
+        yield _Plan(suspects, findings, 0, longest)
+    for count in range(findings - 1, 0, -1):
+        yield _Plan(suspects, count, 0, LENGTHS[-1])
+    for count in range(suspects - 1, 0, -1):
+        yield _Plan(count, min(1, findings), 0, LENGTHS[-1])
+
+
+def _without_middle(value: Any, longest: int) -> Any:
+    """Return a text of at most `longest` characters: it begins with who, and ends with what was wanted."""
+    if not isinstance(value, str) or len(value) <= longest:
+        return value
+    half = longest // 2
+    return f"{value[: longest - half - 1]}\u2026{value[-half:]}"
 
 
 def with_tail(message: dict[str, Any], key: str, *, limit: int = TERMINATION_BYTES) -> str:

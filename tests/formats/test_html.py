@@ -121,6 +121,11 @@ def test_bars_say_in_words_what_they_show(page):
     assert [] == [r for r in page.all("rect") if not 0 <= float(r["width"]) <= 100]
 
 
+def test_bars_that_fall_short_come_first(page):
+    """A node of eight has two dozen of them."""
+    assert "Measured against expected GPU 2 host_gbps 21.4 of 48 expected 45 % GPU 0 host_gbps 53" in page.text
+
+
 def test_measurements_of_many_gpus_are_a_table(data):
     """A column for each name; what one of them lacks stays empty; what is deeper stays JSON."""
     data["checks"] = data["checks"][:1]

@@ -21,6 +21,17 @@ def test_the_cause(data, left, name, code):
     assert (name, code) == (check["name"], finding and finding["code"])
 
 
+def test_a_broken_gpu_is_looked_at_before_a_wrong_configuration(data):
+    """Though the configuration decides the verdict: the GPU can be its reason, and never the other way round."""
+    starved = {"code": "cpu-starved", "severity": "error", "message": "1 CPU, wanted 8", "hint": "more", "evidence": {}}
+    wrong = {**data["checks"][1], "name": "cgroup", "status": "fail", "action": "stop", "findings": [starved]}
+    (broken,) = [c for c in data["checks"] if c["name"] == "gpu-memory"]
+
+    assert wrong is cause({"checks": [broken, wrong]})[0]
+    broken["findings"][0]["evidence"] = {"gpus": [{"index": 5}]}
+    assert broken is cause({"checks": [wrong, broken]})[0]
+
+
 def test_where_nothing_is_wrong_there_is_no_cause(data):
     assert cause({"checks": [c for c in data["checks"] if c["status"] in ("pass", "skip")]}) is None
 

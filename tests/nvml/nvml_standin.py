@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvml_scenario import SOURCES, Scenario
 
-from trainer_agent.process import isolated
+from trainer_agent.isolation import isolated
 
 LIBRARY = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{LIBRARY}")

@@ -24,6 +24,8 @@ struct device {
 
 struct line {
     const char *question; /* a shell pattern for "3.nvmlDeviceGetTemperature(0)" */
+    const char *function; /* in it, from the point on; NULL where that is a pattern, too */
+    size_t length;        /* of the function's name */
     long from_call;
     double after_s;
     char kind; /* = an answer, ! an error code, ~ a hang */

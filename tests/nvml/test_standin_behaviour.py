@@ -11,7 +11,9 @@ from nvml_models import GB200, H100_SXM
 from nvml_reading import OTHER_GPU, ask
 from nvml_scenario import Scenario
 
-from trainer_agent.process import CrashedError, TimedOutError, isolated
+from trainer_agent.isolation import CrashedError, TimedOutError, isolated
+
+pytestmark = pytest.mark.lab
 
 
 def read(nvml_standin, scenario, *rows, gpu=0):

@@ -82,8 +82,10 @@ def test_a_gpu_that_does_not_tell_its_temperature(nvml_standin, tmp_path):
 
 
 def test_a_power_limit_is_told_with_its_default(nvml_standin, tmp_path):
-    finding = only(clocks_on(nvml_standin, FAULTS["capped-power"](h100_sxm(), 3), tmp_path))
+    outcome = clocks_on(nvml_standin, FAULTS["capped-power"](h100_sxm(), 3), tmp_path)
+    finding, gpu = only(outcome), outcome.measurements["gpus"][3]
 
+    assert (500, 700) == (gpu["power_limit_w"], gpu["expected_power_limit_w"])
     assert finding.message.endswith(": it may use 500 W, wanted its default of 700 W, or 90% of it")
 
 

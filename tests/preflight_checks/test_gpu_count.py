@@ -6,7 +6,12 @@ from nvml_checks import found, only, run_on
 from nvml_faults import FAULTS
 from nvml_machines import h100_sxm, mig, uuid
 
+from preflight_checks.driver_cuda import driver_cuda
+from preflight_checks.gpu_clocks import gpu_clocks
 from preflight_checks.gpu_count import gpu_count
+from preflight_checks.gpu_health import gpu_health
+from preflight_checks.gpu_link import gpu_link
+from preflight_checks.gpu_memory import gpu_memory
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Outcome
 from trainer_agent.errors import Action
@@ -110,6 +115,17 @@ def test_a_library_that_does_not_start(nvml_standin, tmp_path):
 
     assert "NVML does not start: Unknown Error, wanted a driver that answers" == only(outcome).message
     assert ("nvml-broken", Action.RESCHEDULE) == (only(outcome).code, only(outcome).action)
+
+
+def test_nvml_that_hung_before_the_checks_is_not_asked_again(tmp_path):
+    """gpu-count says so at once; the others leave it to it."""
+    hung = Accelerators("nvidia", 0, "NVML", problem="NVML gave no answer within 10 s", hung=True)
+    finding = only(run_check(gpu_count, FakeHost(tmp_path), accelerators=hung))
+
+    assert ("nvml-hung", Action.RESCHEDULE, {}) == (finding.code, finding.action, finding.evidence)
+    assert "NVML gave no answer within 10 s, wanted one within a second" == finding.message
+    for check in (gpu_health, gpu_memory, gpu_link, gpu_clocks, driver_cuda):
+        assert "NVML hangs; gpu-count says more" == run_check(check, FakeHost(tmp_path), accelerators=hung)
 
 
 def test_no_gpu_at_all(nvml_standin, tmp_path):

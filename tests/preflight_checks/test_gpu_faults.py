@@ -1,93 +1,42 @@
 """Every fault of the stand-in gives its own finding, on its own GPU, and no healthy machine gives one."""
 
 import pytest
-from nvml_checks import HEALTHY, HurriedHost, found, only, run_on
+from fault_table import CASES, CHECKS, EXPECTED, GPU, line, rows
+from nvml_checks import HEALTHY, found, only, run_on
 from nvml_drivers import DRIVERS
 from nvml_faults import FAULTS
 from nvml_machines import bus_id, h100_sxm, uuid
 
-from preflight_checks.gpu_clocks import gpu_clocks
-from preflight_checks.gpu_count import gpu_count
 from preflight_checks.gpu_health import gpu_health
-from preflight_checks.gpu_link import gpu_link
-from preflight_checks.gpu_memory import gpu_memory
 from trainer_agent.check import Outcome
 from trainer_agent.errors import Action, Severity
-from trainer_agent.testing import FakeHost
 
-CHECKS = (gpu_count, gpu_health, gpu_memory, gpu_link, gpu_clocks)
-GPU, ALL, NONE = 3, list(range(8)), []
-HANGS = {"hung-driver", "hung-gpu"}
-
-# What becomes of each fault of GPU 3 of eight H100, in all checks together.
-EXPECTED = {
-    "not-loaded": [("gpu-count", "error", "gpu-driver-not-loaded", NONE)],
-    "driver-mismatch": [("gpu-count", "error", "gpu-driver-mismatch", NONE)],
-    "one-less": [("gpu-count", "error", "gpu-missing", NONE)],
-    "lost": [("gpu-health", "error", "gpu-lost", [3])],
-    "lost-meanwhile": [("gpu-health", "error", "gpu-lost", [3])],
-    "reset-required": [("gpu-health", "error", "gpu-lost", [3])],
-    **{f"recovery-action-{n}": [("gpu-health", "error", "gpu-recovery-wanted", [3])] for n in range(1, 8)},
-    "remap-failed": [("gpu-health", "error", "row-remap-failed", [3])],
-    "remap-pending": [("gpu-health", "warning", "row-remap-pending", [3])],
-    "remapped-rows-many": [("gpu-health", "warning", "rows-remapped-many", [3])],
-    "no-spare-rows": [("gpu-health", "warning", "row-banks-used-up", [3])],
-    "sram-uncorrected": [("gpu-health", "error", "ecc-sram-uncorrected", [3])],
-    "dram-uncorrected": [("gpu-health", "warning", "ecc-dram-uncorrected", [3])],
-    "dram-uncorrected-rising": [("gpu-health", "error", "ecc-dram-rising", [3])],
-    "dram-corrected": [("gpu-health", "warning", "ecc-corrected-many", [3])],
-    "ecc-off": [("gpu-health", "warning", "ecc-off", [3])],
-    "sram-threshold": [("gpu-health", "error", "ecc-sram-threshold", [3])],
-    "sram-status-forbidden": [],
-    "repair-pending": [("gpu-health", "warning", "gpu-repair-pending", [3])],
-    "xid-79": [("gpu-health", "error", "gpu-xid", [3])],
-    "xid-31": [("gpu-health", "warning", "gpu-xid-application", [3])],
-    "link-down": [("gpu-link", "error", "nvlink-down", [3])],
-    "all-links-down": [("gpu-link", "error", "nvlink-down", ALL)],
-    "link-errors": [("gpu-link", "warning", "nvlink-errors", [3])],
-    "one-way-p2p": [("gpu-link", "error", "p2p-one-way", [3])],
-    "fabric-not-started": [("gpu-link", "error", "fabric-not-ready", [3])],
-    "fabric-in-progress": [("gpu-link", "error", "fabric-not-ready", [3])],
-    "fabric-late": [],
-    "fabric-failed": [("gpu-link", "error", "fabric-failed", [3])],
-    "fabric-degraded-bandwidth": [("gpu-link", "error", "fabric-degraded", [3])],
-    "fabric-route-unhealthy": [("gpu-link", "error", "fabric-route-unhealthy", [3])],
-    "fabric-unhealthy": [("gpu-link", "error", "fabric-unhealthy", [3])],
-    "fabric-limited-capacity": [("gpu-link", "warning", "fabric-limited", [3])],
-    "narrow-pcie": [("gpu-link", "error", "pcie-narrow", [3])],
-    "slow-pcie": [("gpu-link", "warning", "pcie-slow", [3])],
-    "pcie-errors": [("gpu-link", "warning", "pcie-errors", [3])],
-    "hw-thermal-slowdown": [("gpu-clocks", "error", "gpu-thermal-slowdown", [3])],
-    "power-brake": [("gpu-clocks", "error", "gpu-power-brake", [3])],
-    "sw-thermal-slowdown": [("gpu-clocks", "warning", "gpu-sw-thermal-slowdown", [3])],
-    "throttled-later": [("gpu-clocks", "warning", "gpu-thermal-slowdown", [3])],
-    "capped-power": [("gpu-clocks", "warning", "power-limit-low", [3])],
-    "hot": [("gpu-clocks", "warning", "gpu-warm", [3])],
-    "too-hot": [("gpu-clocks", "error", "gpu-too-hot", [3])],
-    "no-persistence": [("gpu-health", "info", "persistence-off", [3])],
-    "compute-prohibited": [("gpu-health", "error", "compute-prohibited", [3])],
-    "compute-exclusive": [("gpu-health", "warning", "compute-exclusive", [3])],
-    "leftover-memory": [("gpu-memory", "warning", "gpu-memory-used", [3])],
-    "leftover-memory-much": [("gpu-memory", "error", "gpu-memory-occupied", [3])],
-    "leftover-memory-freed": [],
-    "other-vbios": [("gpu-health", "warning", "vbios-differs", [3])],
-}
-# What passes with time: the machine's must pass, too.
-WAITS = {"fabric-late", "leftover-memory-freed"}
+pytestmark = pytest.mark.lab
 
 
 def test_every_fault_is_expected_to_give_something():
-    """A new fault needs a line above."""
-    assert set(FAULTS) == EXPECTED.keys() | HANGS
+    """A new fault needs a line in the table."""
+    assert set(FAULTS) == set(EXPECTED)
 
 
-@pytest.mark.parametrize("fault", sorted(EXPECTED))
-def test_a_fault_gives_exactly_its_finding(nvml_standin, tmp_path, fault):
+SLOW = {"hung-gpu"}  # it takes the ten seconds that NVML gets
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.lab) if n in SLOW else n for n in sorted(CASES)])
+def test_a_fault_gives_exactly_its_finding(nvml_standin, tmp_path, name):
     """The check, the severity, the code and the GPU; every other check has nothing to say."""
-    host = (HurriedHost if fault in WAITS else FakeHost)(tmp_path)
-    outcomes = run_on(nvml_standin, FAULTS[fault](h100_sxm(), GPU), CHECKS, tmp_path, host=host)
+    actual = list(rows(nvml_standin, name, tmp_path))
 
-    assert EXPECTED[fault] == found(outcomes)
+    assert CASES[name].expected == [row[:4] for row in actual]
+    assert all(row[4] in ("reschedule", "stop") for row in actual if row[1] == "error")
+
+
+def test_a_row_of_the_table():
+    actual = [("gpu-link", "error", "nvlink-down", [3], "reschedule")]
+
+    expected = "| link-down | `nvlink-down` | gpu-link: error `nvlink-down`, GPU [3], reschedule |"
+    assert expected == line("link-down", actual)
+    assert "| fabric-late | nothing | nothing |" == line("fabric-late", [])
 
 
 @pytest.mark.parametrize("fault", ["link-down", "remap-failed", "leftover-memory-much", "too-hot"])

@@ -8,6 +8,8 @@ from nvml_machines import fabric, h100_sxm, machine, mig, uuid
 from nvml_models import A100_PCIE, GB200, H100_NVL, L4
 
 from preflight_checks.gpu_link import deadline_s, gpu_link
+from trainer_agent.check import Options
+from trainer_agent.testing import FakeHost, run_check
 
 HEALTHY_MASK = 0b0001_10101010
 
@@ -24,6 +26,31 @@ def rows(outcome):
 
 def test_the_deadline_has_room_for_the_wait(tmp_path):
     assert 50 + 10 < deadline_s(context_of(tmp_path))
+
+
+@pytest.mark.parametrize("budget_s, slept", [(60, 50.0), (20, 16.0), (4, 0.0)])
+def test_a_short_budget_leaves_less_time_for_the_fabric(nvml_standin, tmp_path, budget_s, slept):
+    """Four seconds before its end the check says what it sees."""
+
+    def waited():
+        host = FakeHost(tmp_path)
+        outcome = run_check(gpu_link, host, options=Options(budget_s=budget_s))
+        return rows(outcome), host.slept
+
+    scenario = FAULTS["fabric-in-progress"](h100_sxm(), 3)
+    assert ([("error", "fabric-not-ready", [3])], slept) == nvml_standin.call(scenario, waited)
+
+
+def test_what_is_measured_stands_beside_what_is_expected(nvml_standin, tmp_path):
+    """The page draws bars of it. Idle cards at generation 1 are what is expected of each other."""
+    scenario = FAULTS["narrow-pcie"](FAULTS["link-down"](h100_sxm(), 3), 3)
+    measured = link_on(nvml_standin, scenario, tmp_path).measurements["gpus"][3]
+    (idle, *_) = link_on(nvml_standin, machine(L4, 2), tmp_path, nodes=2).measurements["gpus"]
+
+    pairs = {name: (measured[name], measured[f"expected_{name}"]) for name in ("links_active", "pcie_width")}
+    assert {"links_active": (17, 18), "pcie_width": (8, 16)} == pairs
+    assert (1, 1) == (idle["pcie_generation"], idle["expected_pcie_generation"])
+    assert "expected_links_active" not in idle
 
 
 def test_links_that_are_down_are_numbered(nvml_standin, tmp_path):

@@ -1,15 +1,19 @@
 """Memory that others have left in use."""
 
 import pytest
+from fault_table import mig_leftover
 from nvml_checks import HurriedHost, context_of, found, only, run_on
 from nvml_faults import FAULTS, leftover
-from nvml_machines import MIB, h100_sxm, machine, memory, mig
-from nvml_models import L4
+from nvml_machines import MIB, h100_sxm, machine, memory, mig, mig_uuid
+from nvml_models import GB200, L4
 
 from preflight_checks.gpu_memory import deadline_s, gpu_memory
+from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Options
 from trainer_agent.errors import Action
 from trainer_agent.testing import FakeHost
+
+pytestmark = pytest.mark.lab
 
 
 def memory_on(standin, scenario, root, **how):
@@ -62,7 +66,16 @@ def test_the_quick_profile_waits_less(nvml_standin, tmp_path):
     scenario = FAULTS["leftover-memory"](h100_sxm(), 3)
     outcome = memory_on(nvml_standin, scenario, tmp_path, host=host, options=Options(profile="quick"))
 
-    assert 6.0 == only(outcome).evidence["waited_s"]  # the third look
+    assert 5.0 == only(outcome).evidence["waited_s"]
+
+
+@pytest.mark.parametrize("budget_s, waited_s", [(60, 50.0), (20, 16.0), (4, 0.0), (1, 0.0)])
+def test_a_short_budget_leaves_less_time_to_wait(nvml_standin, tmp_path, budget_s, waited_s):
+    """Four seconds before its end the check says what it sees."""
+    scenario = FAULTS["leftover-memory"](h100_sxm(), 3)
+    outcome = memory_on(nvml_standin, scenario, tmp_path, options=Options(budget_s=budget_s))
+
+    assert ("gpu-memory-used", waited_s) == (only(outcome).code, only(outcome).evidence["waited_s"])
 
 
 def test_an_old_driver_counts_its_reserve_as_used(nvml_standin, tmp_path):
@@ -75,13 +88,43 @@ def test_an_old_driver_counts_its_reserve_as_used(nvml_standin, tmp_path):
     assert ["gpu-memory-occupied"] == [f.code for f in outcome.findings]
 
 
-def test_what_must_not_be_read_is_told(nvml_standin, tmp_path):
-    """A container with MIG instances may not ask for the memory of the whole GPU."""
-    outcome = memory_on(nvml_standin, mig(), tmp_path, nodes=1)
+def test_a_gpu_in_mig_mode_is_judged_by_its_instances(nvml_standin, tmp_path):
+    """A container may not ask for the whole GPU, and who may would see what other people use."""
+    outcome = memory_on(nvml_standin, memory(mig_leftover(5000), 81559, 0, 70_000, gpu="0"), tmp_path, nodes=1)
 
-    assert ("0 of 1 GPUs read, at most 0 MiB in use", ()) == (outcome.message, outcome.findings)
-    refused = dict.fromkeys(("memory_total", "memory_used"), "Insufficient Permissions")
-    assert refused == outcome.measurements["not_read"]
+    finding = only(outcome)
+    assert "1 of 1 GPUs read, at most 5000 MiB in use" == outcome.message
+    assert finding.message.endswith(f"5000 MiB of memory of {mig_uuid(1)} are in use (49%), wanted 1024 MiB or less")
+    assert (mig_uuid(1), 0) == (finding.evidence["mig"], finding.evidence["gpus"][0]["index"])
+    assert {mig_uuid(0): 0, mig_uuid(1): 5000 * MIB} == outcome.measurements["used_bytes"]
+    assert {} == outcome.measurements["not_read"]
+
+
+def test_instances_of_others_are_not_judged(nvml_standin, tmp_path):
+    """CUDA_VISIBLE_DEVICES lists ours."""
+    ours = Accelerators("mig", 1, "NVML: 2 MIG instances", visible=(mig_uuid(0),))
+    outcome = memory_on(nvml_standin, mig_leftover(5000), tmp_path, nodes=1, accelerators=ours)
+
+    assert ((), {mig_uuid(0): 0}) == (outcome.findings, outcome.measurements["used_bytes"])
+
+
+@pytest.mark.parametrize(
+    "scenario, reason",
+    [
+        (mig(instances=0), "in MIG mode, and none of its instances answers"),
+        (h100_sxm(1).fails("nvmlDeviceGetMemoryInfo_v2", 4), "Insufficient Permissions"),
+    ],
+)
+def test_memory_that_nobody_may_ask_for_is_skipped(nvml_standin, tmp_path, scenario, reason):
+    assert f"no GPU tells its memory: {reason}" == memory_on(nvml_standin, scenario, tmp_path, nodes=1)
+
+
+def test_memory_that_is_a_numa_node_only_informs(nvml_standin, tmp_path):
+    """On Grace the kernel keeps pages of processes that have ended."""
+    scenario = memory(machine(GB200, 4), 189471, 742, 60_000, gpu=2)
+    outcome = memory_on(nvml_standin, scenario, tmp_path, nodes=4)
+
+    assert [("gpu-memory", "info", "gpu-memory-used", [2])] == found({"gpu-memory": outcome})
 
 
 def test_lost_gpus_are_left_to_gpu_health(nvml_standin, tmp_path):
@@ -90,6 +133,6 @@ def test_lost_gpus_are_left_to_gpu_health(nvml_standin, tmp_path):
 
 def test_the_deadline_has_room_for_the_wait(tmp_path):
     """And a threshold changes both."""
-    assert 63.0 == deadline_s(context_of(tmp_path))
-    assert 18.0 == deadline_s(context_of(tmp_path, profile="quick"))
-    assert 23.0 == deadline_s(context_of(tmp_path, {"TRAINER_AGENT_GPU_THRESHOLDS": '{"drain_s": 10}'}))
+    assert 65.0 == deadline_s(context_of(tmp_path))
+    assert 20.0 == deadline_s(context_of(tmp_path, profile="quick"))
+    assert 25.0 == deadline_s(context_of(tmp_path, {"TRAINER_AGENT_GPU_THRESHOLDS": '{"drain_s": 10}'}))

@@ -205,7 +205,7 @@ def _rows(rows: list[dict[str, Any]]) -> Markup:
 
 
 def _bars(bars: Iterable[Bar]) -> Markup | None:
-    rows = [_bar(bar) for bar in bars]
+    rows = [_bar(bar) for bar in sorted(bars, key=lambda bar: min(100, bar.percent))]  # what falls short comes first
     if not rows:
         return None
     table = element("table", element("caption", "Measured against expected"), *rows, class_="bars")

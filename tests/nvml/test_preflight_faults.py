@@ -1,0 +1,94 @@
+"""`trainer-agent preflight` on machines of the stand-in: who is named, in how many words, and after what time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from nvml_faults import FAULTS
+from nvml_machines import bus_id, h100_sxm, uuid
+
+GPU_CHECKS = "gpu-count,gpu-health,gpu-memory,gpu-link,gpu-clocks"
+# GPU by GPU; what shows in messages of different lengths.
+EIGHT = (
+    "sram-uncorrected",
+    "remap-failed",
+    "recovery-action-4",
+    "link-down",
+    "narrow-pcie",
+    "too-hot",
+    "fabric-route-unhealthy",
+    "compute-prohibited",
+)
+
+
+@pytest.fixture
+def preflight(nvml_standin, tmp_path):
+    """Run the program on a machine: its exit code, its report and its termination message."""
+
+    def run(scenario, *arguments):
+        log = tmp_path / "termination-log"
+        argv = [sys.executable, "-m", "trainer_agent", "preflight", "--output", "json", "--termination-log", str(log)]
+        environ = {**os.environ, **nvml_standin.environ(scenario)}
+        done = subprocess.run([*argv, *arguments], env=environ, capture_output=True, timeout=60, check=False)
+        return done.returncode, json.loads(done.stdout), log.read_bytes()
+
+    return run
+
+
+def eight_faults():
+    made = h100_sxm()
+    for gpu, fault in enumerate(EIGHT):
+        made = FAULTS[fault](made, gpu)
+    return made
+
+
+def test_eight_gpus_with_eight_faults_are_all_named(preflight):
+    """In 4,096 bytes, each with its UUID, its finding and what was wanted; what is missing are hints."""
+    code, report, log = preflight(eight_faults(), "--checks", GPU_CHECKS)
+    message = json.loads(log)
+
+    assert (20, "retry", "reschedule") == (code, message["verdict"], message["action"])
+    assert len(log) <= 4096
+    assert report["suspects"][0] | {"kind": "node", "node_rank": 0} == report["suspects"][0]
+    assert [("gpu", uuid(gpu)) for gpu in range(8)] == sorted((s["kind"], s["id"]) for s in message["suspects"][1:])
+    assert {True} == {s["reason"].startswith(f"GPU {s['id'][4]}: ") for s in message["suspects"][1:]}
+    errors = [f for c in report["checks"] for f in c["findings"] if f["severity"] == "error"]
+    assert sorted(f["code"] for f in errors) == sorted(f["code"] for f in message["findings"])
+    assert {f["code"]: f["message"] for f in errors} == {f["code"]: f["message"] for f in message["findings"]}
+    assert "left_out" not in message
+    assert "hint" in message["findings"][0]
+
+
+def test_two_faults_of_one_gpu_are_one_suspect(preflight):
+    """Beside its node, with both reasons; the finding has all its names."""
+    faulty = FAULTS["link-down"](FAULTS["remap-failed"](h100_sxm(), 5), 5)
+    _, report, _ = preflight(faulty, "--checks", GPU_CHECKS)
+
+    node, gpu = report["suspects"]
+    reason = "GPU 5: a row of memory could not be remapped, wanted no such failure; 17 NVLinks are active, wanted 18"
+    assert ("of its devices GPU 5", uuid(5), reason) == (node["reason"], gpu["id"], gpu["reason"])
+    health = next(c for c in report["checks"] if c["name"] == "gpu-health")
+    assert health["findings"][0]["message"].startswith(f"GPU 5 ({uuid(5)}, {bus_id(5)}): ")
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    "fault, finder, suspects, skipped",
+    [
+        ("hung-driver", "gpu-count", ["node"], ["gpu-clocks", "gpu-health", "gpu-link", "gpu-memory"]),
+        ("hung-gpu", "gpu-clocks", ["node", "gpu"], []),
+    ],
+)
+def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder, suspects, skipped):
+    """One check says so; 15 s are those of the quick profile."""
+    code, report, _ = preflight(FAULTS[fault](h100_sxm(), 3), "--profile", "quick", "--checks", GPU_CHECKS)
+
+    checks = {c["name"]: c for c in report["checks"]}
+    assert (20, "reschedule") == (code, report["action"])
+    assert [finder] == [name for name, c in checks.items() if "nvml-hung" in [f["code"] for f in c["findings"]]]
+    assert suspects == [s["kind"] for s in report["suspects"]]
+    assert skipped == sorted(n for n, c in checks.items() if c["message"] == "NVML hangs; gpu-count says more")
+    assert {"error"}.isdisjoint(c["status"] for c in report["checks"])
+    assert report["duration_s"] < 15
