@@ -1,0 +1,281 @@
+"""Let every visible GPU work, in a probe of its own, while NVML is read; and what all such checks can find."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from preflight_checks import _xids
+from preflight_checks._gpu_reading import listen, read_all
+from preflight_checks._gpus import Gpu, NvmlHungError, found_on, present, read
+from preflight_checks._probes import NoTorchError, ProbeError, ask_side_by_side
+from trainer_agent.accelerators import parse_cuda_visible
+from trainer_agent.check import Context, Rule, Skip
+from trainer_agent.errors import Action, Severity
+from trainer_agent.guarded import END_S
+from trainer_agent.isolation import run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trainer_agent.errors import Finding
+
+# An import of torch takes 2 to 10 s, from a cold disk more.
+PROBE_S = 42.0
+HUNG_S = 30.0
+SAMPLE_S = 0.1
+MOST_SAMPLES = 500
+# A first kernel or product may be compiled or read from a slow image; these stages have nothing to wait for.
+HANGS = ("context", "allocation", "synchronize", "copy", "product", "copies", "host copies")
+
+FAILED = Rule(
+    "cuda-failed",
+    when="CUDA gives an error on a GPU",
+    hint="cordon this node, look at `dmesg | grep -i xid`, and reset the GPU or reboot",
+    action=Action.RESCHEDULE,
+    source="the error that CUDA returns; NVSentinel's CUDA validation",
+)
+NOT_READY = Rule(
+    "cuda-fabric-not-ready",
+    when="CUDA says `system not yet initialized` (802)",
+    hint="look at `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep -A5 Fabric` on this node: the "
+    "switches are not set up; the pod can run elsewhere",
+    action=Action.RESCHEDULE,
+    source="cudaErrorSystemNotReady",
+)
+MISMATCH = Rule(
+    "cuda-mismatch",
+    when="CUDA says that the driver is too old, or torch has no kernel for this GPU",
+    hint="take an image whose torch and CUDA fit the driver and the GPUs, or upgrade the driver; driver-cuda says more",
+    source="cudaErrorInsufficientDriver, cudaErrorNoKernelImageForDevice and their like",
+)
+MEMORY = Rule(
+    "cuda-out-of-memory",
+    when="a GPU has not the 32 MiB that the check cuda asks for; a warning where gemm or bandwidth wants more",
+    hint="end the process that holds the GPU's memory, which gpu-memory shows; the pod can run elsewhere",
+    action=Action.RESCHEDULE,
+    source="cudaErrorMemoryAllocation",
+)
+HUNG = Rule(
+    "cuda-hung",
+    when=f"a GPU does not finish what it began for {HUNG_S:g} s or more: a context, an allocation, a copy, a product",
+    hint="cordon this node, look at `dmesg | grep -i xid` and `ps axo stat,pid,wchan:32,args | grep ^D`, and reboot it",
+    action=Action.RESCHEDULE,
+    source="heuristic; a context takes about a second",
+)
+Row = tuple[Rule, tuple[Gpu, str, dict[str, Any]]]  # what was said of a GPU, by the rule that says it
+Sample = tuple[float, dict[int, Gpu]]  # when, and what NVML said of each GPU by its index
+RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, *_xids.XIDS)
+BY_KIND = {"failed": FAILED, "not-ready": NOT_READY, "mismatch": MISMATCH, "memory": MEMORY}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU, or an instance of one, and the variables that leave only this one to a probe."""
+
+    gpu: Gpu
+    environ: Mapping[str, str]
+    instance: str = ""
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Return its name for the report."""
+        return {"index": self.gpu.index} | ({"instance": self.instance} if self.instance else {})
+
+
+@dataclass(frozen=True)
+class Work:
+    """
+    What came of it.
+
+    Args:
+        answers: what each GPU's probe answered.
+        broken: why a probe gave no answer, by the GPU's label.
+        findings: CUDA errors and hangs.
+        samples: NVML's facts by the host's clock: (seconds, GPUs by index).
+    """
+
+    answers: Sequence[tuple[Target, Mapping[str, Any]]]
+    broken: Mapping[str, str]
+    findings: Sequence[Finding] = ()
+    samples: Sequence[tuple[float, Mapping[int, Gpu]]] = field(default_factory=tuple)
+
+    def during(self, target: Target, window: Sequence[float]) -> list[Gpu]:
+        """Return what NVML said of a GPU between two moments."""
+        index = target.gpu.index
+        return [gpus[index] for when, gpus in self.samples if window[0] <= when <= window[1] and index in gpus]
+
+    def ends(self, target: Target) -> tuple[Gpu, Gpu] | None:
+        """Return what NVML said of a GPU first and last."""
+        seen = [gpus[target.gpu.index] for _, gpus in self.samples if target.gpu.index in gpus]
+        return (seen[0], seen[-1]) if len(seen) > 1 else None
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Return for the report what could not be asked."""
+        return {"broken": dict(self.broken)} if self.broken else {}
+
+
+def targets(context: Context) -> list[Target]:
+    """
+    Return the GPUs that a training process here would see.
+
+    Raises:
+        Skip: there is none that torch.cuda can use.
+    """
+    found = context.accelerators
+    if found.hung:
+        raise Skip("NVML hangs; gpu-count says more")
+    if found.kind == "amd" and found.count:
+        return _by_order(context, "HIP_VISIBLE_DEVICES")
+    if found.kind not in ("nvidia", "mig") or not found.count:
+        raise Skip(f"no NVIDIA or AMD GPU is visible here: {found.source}")
+    try:
+        reading = read(context, "memory")
+    except NvmlHungError as error:
+        raise Skip("NVML hangs; gpu-count says more") from error
+    if reading.state == "missing":  # as in gVisor, which has the device nodes and CUDA
+        return _by_order(context, "CUDA_VISIBLE_DEVICES")
+    if reading.state != "ok":
+        raise Skip(f"NVML does not start: {reading.reason}; gpu-count says more")
+    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = {gpu.uuid: gpu for gpu in present(reading) if gpu.uuid}
+    if found.kind == "mig":
+        parents = {uuid: gpu for gpu in gpus.values() for uuid in gpu.instances or {}}
+        entries = found.visible or parse_cuda_visible(visible, [], list(parents))
+        return _demand(
+            # Named by its own UUID; index and address are the GPU's.
+            [Target(replace(parents[e], uuid=e), {"CUDA_VISIBLE_DEVICES": e}, e) for e in entries if e in parents]
+        )
+    entries = parse_cuda_visible(visible, [gpu.uuid for gpu in reading.gpus], [])
+    return _demand([Target(gpus[e], {"CUDA_VISIBLE_DEVICES": e}) for e in entries if e in gpus])
+
+
+def _by_order(context: Context, name: str) -> list[Target]:
+    """Return GPUs that nobody can name, by the entries of a variable or by their numbers."""
+    listed = context.environ.get(name, context.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    entries = [e.strip() for e in listed.split(",") if e.strip()] or [str(n) for n in range(context.accelerators.count)]
+    return [Target(Gpu(n), {name: entry}) for n, entry in enumerate(entries[: context.accelerators.count])]
+
+
+def _demand(found: list[Target]) -> list[Target]:
+    if not found:
+        raise Skip("NVML shows none of the GPUs that are visible here; gpu-count and gpu-health say more")
+    return found
+
+
+def check_s(probe_s: float = PROBE_S) -> float:
+    """Return the deadline of a check whose probes have so long."""
+    return probe_s + 3 * END_S
+
+
+def run(
+    context: Context, probe: str, request: Mapping[str, Any], *, again: Sequence[str] = (), probe_s: float = PROBE_S
+) -> Work:
+    """
+    Run a probe on every visible GPU side by side, and read NVML until the last one has ended.
+
+    Raises:
+        Skip: there is no GPU, or no torch that can use it.
+        ProbeError: every probe broke, so that nothing is known.
+    """
+    wanted = targets(context)
+    stop = mmap.mmap(-1, 1)  # shared with the children
+    calls: list[tuple[Callable[[], Any], float]] = [
+        (partial(_asked, context, probe, request, wanted, stop=stop, probe_s=probe_s), probe_s + 2 * END_S)
+    ]
+    if wanted[0].gpu.uuid:
+        calls.append((partial(_sampled, context, again, stop), probe_s + 2 * END_S))
+    probes, *sampled = run_all(calls)
+    if probes.error:
+        raise probes.error
+    work = _sorted(wanted, probes.value, probe_s, little=probe == "cuda")
+    samples, xids = sampled[0].value if sampled and not sampled[0].error else ([], [])
+    findings = [*work.findings, *_xids.judge(xids, {target.gpu.index: target.gpu for target in wanted})]
+    return Work(work.answers, work.broken, findings, samples)
+
+
+def _asked(
+    context: Context,
+    probe: str,
+    request: Mapping[str, Any],
+    wanted: Sequence[Target],
+    *,
+    stop: mmap.mmap,
+    probe_s: float,
+) -> Any:
+    try:
+        requests = [({"device": "cuda", **request}, target.environ) for target in wanted]
+        return ask_side_by_side(context, probe, requests, timeout_s=probe_s)
+    finally:
+        stop[0] = 1
+
+
+def _sampled(context: Context, again: Sequence[str], stop: mmap.mmap) -> tuple[list[Sample], list[tuple[int, int]]]:
+    """
+    In a child: read NVML again and again, and hear XIDs; return both.
+
+    Counters that rise are read only at both ends, as there are many of them.
+    """
+    heard = listen()
+    place = mmap.mmap(-1, 128)
+    counters = ("ecc", "errors", "heat")
+
+    def look(*groups: str) -> Sample:
+        reading = read_all(groups, again=(), times=1, pause=lambda: None, place=place)
+        gpus = [Gpu(**gpu) for sample in reading.get("samples", []) for gpu in sample]
+        return context.host.monotonic(), {gpu.index: gpu for gpu in gpus if not gpu.gone}
+
+    samples = [look(*again, *counters)]
+    while not stop[0] and len(samples) < MOST_SAMPLES:
+        context.host.sleep(SAMPLE_S)
+        samples.append(look(*again))
+    return [*samples, look(*again, *counters)], heard()
+
+
+def _sorted(
+    wanted: Sequence[Target], told: Sequence[Mapping[str, Any] | ProbeError], probe_s: float, *, little: bool
+) -> Work:
+    answers, broken, said = [], {}, []
+    for target, answer in zip(wanted, told, strict=True):
+        if isinstance(answer, NoTorchError):
+            raise Skip(str(answer))
+        if isinstance(answer, ProbeError):
+            if row := _hung(target, str(answer), probe_s):
+                said.append((HUNG, row))
+            else:
+                broken[target.instance or target.gpu.label] = str(answer)
+        elif not (answer["cuda"] or answer["hip"]):
+            raise Skip(f"torch {answer['torch']} was built without CUDA")
+        elif error := answer.get("error"):
+            number = f" ({error['code']})" if error["code"] else ""
+            text = f"CUDA says: {error['text']}{number}, wanted no error"
+            rule = BY_KIND[error["kind"]]
+            if rule is MEMORY and not little:
+                rule = replace(MEMORY, severity=Severity.WARNING)
+            said.append((rule, (target.gpu, text, {"error": error})))
+        else:
+            answers.append((target, answer))
+    if broken and not answers and not said:
+        raise ProbeError("; ".join(sorted(set(broken.values()))))
+    rules = dict.fromkeys(rule for rule, _ in said)
+    findings = [f for rule in rules for f in found_on(rule, [row for r, row in said if r == rule])]
+    return Work(answers, broken, findings)
+
+
+def _hung(target: Target, reason: str, probe_s: float) -> tuple[Gpu, str, dict[str, Any]] | None:
+    """Return what a GPU hangs in, where its probe was killed in a stage that has nothing else to wait for."""
+    told = re.fullmatch(r"no answer within \S+ s(.*); its last words: at: ([a-z ]+) after (\S+) s", reason, re.DOTALL)
+    if not told or told[2] not in HANGS or (spent := probe_s - float(told[3])) < HUNG_S:
+        return None
+    text = f"no answer for {spent:.0f} s at `{told[2]}`{told[1]}, wanted one within seconds"
+    return target.gpu, text, {"stage": told[2]}
+
+
+def spoken(rows: Sequence[Row]) -> list[Finding]:
+    """Return the findings of what was said by rule, errors first."""
+    rules = sorted(dict.fromkeys(rule for rule, _ in rows), key=lambda rule: rule.severity is not Severity.ERROR)
+    return [finding for rule in rules for finding in found_on(rule, [row for r, row in rows if r == rule])]

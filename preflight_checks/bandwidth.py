@@ -1,0 +1,181 @@
+"""Whether every GPU copies as fast as it should: inside its memory, from the host and to it, to its neighbours."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from preflight_checks import _gpu_pairs, _gpu_work
+from preflight_checks._gpu_models import UNKNOWN, Thresholds, model_of, thresholds
+from trainer_agent.check import Context, Outcome, Rule, check
+from trainer_agent.errors import Action, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from preflight_checks._gpu_work import Row, Target, Work
+    from preflight_checks._gpus import Gpu
+
+MIB = 1 << 20
+REQUEST = {"memory_bytes": 1024 * MIB, "host_bytes": 256 * MIB, "box_s": 1.0, "host_box_s": 0.25, "turn_s": 12.0}
+# GB/s of a lane in one direction by the generation of PCIe: its rate, less the encoding.
+LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
+LEAST_SAMPLES = 2
+NEIGHBOURS = 0.9  # heuristic, for models without numbers of their own
+
+MEMORY = Rule(
+    "gpu-memory-slow",
+    when="copies inside a GPU's memory reach less than 65 % of its model's peak; a warning below 80 %, and below 90 % "
+    "of the median of the others for models without a number",
+    hint="look for other processes on the GPU and at `nvidia-smi -q -d CLOCK,ECC`; cordon the node when it goes on",
+    action=Action.RESCHEDULE,
+    source="NVIDIA's data sheets; IBM autopilot wants 1300 of an A100's 2000 GB/s",
+)
+HOST = Rule(
+    "host-link-slow",
+    when="copies between the host's pinned memory and a GPU reach less than 40 % of the PCIe link's peak, which is "
+    "half of its lanes; a warning below 65 %, for unknown models and in virtual machines",
+    hint="look at `nvidia-smi -q | grep -A9 'GPU Link Info'` and `dmesg | grep -i aer` on this node; reseat the board",
+    action=Action.RESCHEDULE,
+    source="azurehpc-health-checks wants 21 of 31.5 and 48 of 63 GB/s",
+)
+NARROW = Rule(
+    "pcie-narrow-under-load",
+    when="PCIe has fewer lanes than board and slot can have while data goes over it; a warning for unknown models and "
+    "in virtual machines",
+    hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
+    action=Action.RESCHEDULE,
+    source="NVML's current and maximal width of the link",
+)
+OLD = Rule(
+    "pcie-slow-under-load",
+    when="PCIe runs at a lower generation than board and slot can while data goes over it; a warning for unknown "
+    "models and in virtual machines",
+    hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
+    action=Action.RESCHEDULE,
+    source="NVML's current and maximal generation of the link; an idle one goes down to save power, a busy one not",
+)
+REPLAYS = Rule(
+    "pcie-replays-under-load",
+    when="packets had to be sent again over PCIe while data went over it",
+    hint="look at `dmesg | grep -i aer` on this node; reseat the board when it goes on",
+    severity=Severity.WARNING,
+    source="NVML's replay counter before and after",
+)
+
+
+@check(
+    "bandwidth",
+    rules=(*_gpu_work.RULES, MEMORY, HOST, NARROW, OLD, REPLAYS, _gpu_pairs.PAIR),
+    timeout_s=lambda context: _gpu_work.check_s() + (_gpu_pairs.CHECK_S if context.options.profile == "deep" else 0),
+    profile="standard",
+    alone_s=15,
+)
+def bandwidth(context: Context) -> Outcome:
+    """Does every GPU copy as fast as its model can: in its memory, over PCIe, to its neighbours?"""
+    work = _gpu_work.run(context, "bandwidth", REQUEST, again=("pcie",))
+    limits, virtual = thresholds(context), "hypervisor" in (context.host.read("/proc/cpuinfo") or "")
+    rows: list[Row] = []
+    for target, answer in work.answers:
+        if not target.instance:  # an instance has a part of everything
+            rows += _memory(work, target, answer, limits)
+            rows += _links(work, target, answer, limits=limits, virtual=virtual)
+    measured = [_measured(work, target, answer) for target, answer in work.answers]
+    findings = [*work.findings, *_gpu_work.spoken(rows)]
+    notes = dict(work.notes)
+    if context.options.profile == "deep" and len(work.answers) > 1 and not work.answers[0][0].instance:
+        slow, notes["pairs"] = _gpu_pairs.look(context, [target for target, _ in work.answers], limits)
+        findings += slow
+    speeds = " ".join(f"{m['memory_gbps']:.0f}" for m in measured)
+    return Outcome(
+        f"{len(measured)} GPUs copy {speeds} GB/s in their memory", tuple(findings), {"gpus": measured} | notes
+    )
+
+
+def _measured(work: Work, target: Target, answer: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("memory_gbps", "h2d_gbps", "d2h_gbps")
+    measured = target.measured | {name: answer[name] for name in names if name in answer}
+    if target.instance:
+        return measured
+    if peak := model_of(target.gpu.name).memory_gbps:
+        measured["expected_memory_gbps"] = peak
+    if peak := _peak(_link(work, target, answer), target):
+        measured |= {f"expected_{name}": peak for name in names[1:] if name in answer}
+    if answer["not_done"]:
+        measured["not_done"] = answer["not_done"]
+    return measured
+
+
+def _memory(work: Work, target: Target, answer: Mapping[str, Any], limits: Thresholds) -> Iterator[Row]:
+    speed, peak = answer["memory_gbps"], model_of(target.gpu.name).memory_gbps
+    said = f"it copies {speed:.0f} GB/s in its memory"
+    if peak:
+        if speed < limits.memory_usual * peak:
+            rule = MEMORY if speed < limits.memory_least * peak else replace(MEMORY, severity=Severity.WARNING)
+            text = f"{said}, wanted {limits.memory_usual * peak:.0f}: {limits.memory_usual:.0%} of its model's {peak:g}"
+            yield rule, (target.gpu, text, {"memory_gbps": speed, "peak_gbps": peak})
+        return
+    others = [
+        other["memory_gbps"]
+        for place, other in work.answers
+        if place is not target and (other["name"], other["memory_bytes"]) == (answer["name"], answer["memory_bytes"])
+    ]
+    usual = statistics.median(others) if others else 0.0
+    if speed < NEIGHBOURS * usual:
+        text = f"{said}, wanted {NEIGHBOURS * usual:.0f}: {NEIGHBOURS:.0%} of the median of the others"
+        yield (
+            replace(MEMORY, severity=Severity.WARNING),
+            (target.gpu, text, {"memory_gbps": speed, "usual_gbps": usual}),
+        )
+
+
+def _link(work: Work, target: Target, answer: Mapping[str, Any]) -> list[Gpu]:
+    """Return what NVML said of PCIe while data went over it; nothing where that is not how the CPU is reached."""
+    if "host_window" not in answer or not model_of(target.gpu.name).pcie:
+        return []
+    return work.during(target, answer["host_window"])
+
+
+def _peak(samples: Sequence[Gpu], target: Target) -> float | None:
+    """Return what the link can do at most, by board and slot."""
+    if not samples:
+        return None
+    lane = LANE_GBPS.get(samples[-1].pcie_generation_max or 0)
+    width = samples[-1].pcie_width_max
+    return lane * width if lane and width else None
+
+
+def _links(
+    work: Work, target: Target, answer: Mapping[str, Any], *, limits: Thresholds, virtual: bool
+) -> Iterator[Row]:
+    samples = _link(work, target, answer)
+    certain = not virtual and model_of(target.gpu.name) is not UNKNOWN
+    severity = Severity.ERROR if certain else Severity.WARNING
+    if peak := _peak(samples, target):
+        yield from _host(target, answer, peak=peak, severity=severity, limits=limits)
+    if len(samples) >= LEAST_SAMPLES:
+        for rule, name, words in ((NARROW, "pcie_width", "lanes"), (OLD, "pcie_generation", "as its generation")):
+            best = max(getattr(gpu, name) or 0 for gpu in samples)
+            wanted = getattr(samples[-1], f"{name}_max") or 0
+            if 0 < best < wanted:
+                text = f"PCIe has {best} {words} while data goes over it, wanted {wanted}"
+                yield replace(rule, severity=severity), (target.gpu, text, {name: best, f"{name}_max": wanted})
+    ends = work.ends(target)
+    if ends and None not in (ends[0].pcie_replays, ends[1].pcie_replays) and model_of(target.gpu.name).pcie:
+        rise = (ends[1].pcie_replays or 0) - (ends[0].pcie_replays or 0)
+        if rise > 0:
+            yield REPLAYS, (target.gpu, f"{rise} PCIe replays while it copied, wanted 0", {"replays": rise})
+
+
+def _host(
+    target: Target, answer: Mapping[str, Any], *, peak: float, severity: Severity, limits: Thresholds
+) -> Iterator[Row]:
+    for name, words in (("h2d_gbps", "from the host"), ("d2h_gbps", "to the host")):
+        speed = answer[name]
+        if speed < limits.host_usual * peak:
+            least = speed < limits.host_least * peak
+            rule = replace(HOST, severity=severity if least else Severity.WARNING)
+            wanted = limits.host_usual * peak
+            text = f"it copies {speed:.1f} GB/s {words}, wanted {wanted:.1f}: {limits.host_usual:.0%} of its PCIe link"
+            yield rule, (target.gpu, text, {name: speed, "peak_gbps": peak})

@@ -1,0 +1,1 @@
+"""Programs that the training environment's Python runs; nothing here is imported."""

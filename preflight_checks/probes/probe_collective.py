@@ -1,0 +1,91 @@
+"""
+What the ranks of a collective share: one line for each stage that they reach, and payloads with one right result.
+
+A rank says a stage before it enters it, so that whoever reads knows where a rank is that says nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Callable
+
+WORDS = 600  # characters of an exception that are kept
+
+
+class Rank:
+    """One process of the group, which reports as it goes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.stage = "start"
+
+    def say(self, stage: str, **facts: Any) -> None:
+        """Report a stage in one write: a pipe then keeps the lines of all ranks whole."""
+        self.stage = stage
+        line = json.dumps({"rank": self.rank, "stage": stage, "at": time.monotonic(), **facts})
+        os.write(1, f"\n{line}\n".encode())
+
+    def run(self, work: Callable[[Rank], None]) -> None:
+        """Do `work`; report and exit with 1 when it raises."""
+        try:
+            work(self)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, these are the last words
+            self.say(self.stage, error=type(error).__name__, text=str(error).strip()[:WORDS])
+            sys.exit(1)
+
+
+def unfit(torch: Any, backend: str) -> str:
+    """Return why this torch cannot use a backend whatever the machine is, nothing when it can."""
+    if not torch.distributed.is_available():
+        return f"torch {torch.__version__} was built without torch.distributed"
+    if backend == "gloo":
+        return "" if torch.distributed.is_gloo_available() else f"torch {torch.__version__} was built without gloo"
+    if not (torch.version.cuda or torch.version.hip):
+        return f"torch {torch.__version__} was built without CUDA"
+    return "" if torch.distributed.is_nccl_available() else f"torch {torch.__version__} was built without NCCL"
+
+
+def gpu_facts(torch: Any, device: Any) -> dict[str, Any]:
+    """Return what tells the GPU of this rank from all others, as far as this torch knows."""
+    if device.type != "cuda":
+        return {}
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    return {"gpu": properties.name, "uuid": f"GPU-{uuid}" if uuid else ""}
+
+
+def wrong_results(torch: Any, rank: Rank, world: int, *, device: Any, count: int) -> list[dict[str, Any]]:
+    """
+    Exchange `count` small whole numbers and return what came out wrong.
+
+    Every sum is below 2^24, so float32 holds it exactly in whatever order it was added.
+    """
+    dist = torch.distributed
+    place = torch.arange(count, dtype=torch.int32, device=device).remainder_(1009)
+
+    def payload(of: int) -> Any:
+        return place.add(7919 * of).float()
+
+    rank.say("all-reduce")
+    total = payload(rank.rank)
+    dist.all_reduce(total)
+    wrong = _differences(torch, total, place.mul(world).add_(7919 * sum(range(world))).float(), of="all-reduce")
+    rank.say("all-gather")
+    parts = [torch.empty_like(total) for _ in range(world)]
+    dist.all_gather(parts, payload(rank.rank))
+    for source, part in enumerate(parts):
+        wrong += _differences(torch, part, payload(source), of="all-gather", source=source)
+    return wrong
+
+
+def _differences(torch: Any, got: Any, wanted: Any, **facts: Any) -> list[dict[str, Any]]:
+    if torch.equal(got, wanted):
+        return []
+    places = (got != wanted).nonzero().flatten()
+    first = int(places[0])
+    # A NaN has no place in JSON.
+    values = {"got": repr(got[first].item()), "wanted": repr(wanted[first].item())}
+    return [{**facts, **values, "index": first, "differ": int(places.numel()), "of_numbers": int(got.numel())}]

@@ -1,0 +1,180 @@
+"""cuda: the least that training needs, on GPUs of a stand-in torch; the probe is the real one."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from nvml_checks import context_of, found, only
+from nvml_cuda import variables, work_on
+from nvml_machines import mig, mig_uuid, uuid
+
+from preflight_checks import _gpu_work
+from preflight_checks._gpus import Gpu
+from preflight_checks._probes import FOLDER, ProbeError
+from preflight_checks.cuda import cuda
+from trainer_agent.accelerators import Accelerators
+from trainer_agent.check import Outcome
+from trainer_agent.errors import Action
+from trainer_agent.isolation import CrashedError
+from trainer_agent.testing import FakeHost, run_check
+
+pytestmark = pytest.mark.lab
+
+UNREADY = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+TARGET = _gpu_work.Target(Gpu(3, uuid="GPU-3"), {"CUDA_VISIBLE_DEVICES": "GPU-3"})
+
+
+def rows(outcome):
+    """Return severity, code and GPUs of the findings."""
+    return [row[1:] for row in found({"cuda": outcome})]
+
+
+def test_healthy_gpus(nvml_standin, tmp_path):
+    outcome = work_on(nvml_standin, cuda, tmp_path)
+
+    assert [] == rows(outcome)
+    assert outcome.message.startswith("CUDA works on 2 GPUs, torch 2.")
+    assert [0, 1] == [gpu["index"] for gpu in outcome.measurements["gpus"]]
+
+
+def test_every_fault_on_its_gpu(nvml_standin, tmp_path):
+    """Each of six GPUs has another one; those of older versions of torch are told by their text."""
+    gpus = {
+        0: {"context": UNREADY},
+        1: {"synchronize": 719},
+        2: {"context": "memory"},
+        3: {"wrong_integer": 17},
+        4: {"synchronize": "CUDA error: no kernel image is available for execution on the device"},
+    }
+    outcome = work_on(nvml_standin, cuda, tmp_path, gpus=gpus, count=6)
+
+    assert {
+        ("error", "cuda-fabric-not-ready", 0),
+        ("error", "cuda-failed", 1),
+        ("error", "cuda-out-of-memory", 2),
+        ("error", "cuda-wrong", 3),
+        ("error", "cuda-mismatch", 4),
+    } == {(severity, code, index) for severity, code, (index,) in rows(outcome)}
+    messages = {f.code: (f.message, f.action) for f in outcome.findings}
+    label = f"GPU 3 ({uuid(3)}, 00000000:56:00.0)"
+    wrong = f"{label}: 1 of 4194304 integers are wrong, number 17 is 53, wanted 52"
+    assert (wrong, Action.RESCHEDULE) == messages["cuda-wrong"]
+    assert messages["cuda-failed"][0].endswith(": CUDA says: CUDA error: number 719 (719), wanted no error")
+    assert Action.STOP is messages["cuda-mismatch"][1]
+
+
+def test_a_mistake_in_the_probe_says_nothing_of_the_gpus(nvml_standin, tmp_path):
+    with pytest.raises(CrashedError, match="ProbeError: it ended with exit code 1: RuntimeError: shapes cannot be"):
+        work_on(nvml_standin, cuda, tmp_path, gpus={"*": {"synchronize": "mistake"}}, count=1)
+
+
+def test_one_broken_probe_hides_nothing_of_the_others(nvml_standin, tmp_path):
+    outcome = work_on(nvml_standin, cuda, tmp_path, gpus={0: {"context": "mistake"}, 1: {"context": 719}})
+
+    assert [("error", "cuda-failed", [1])] == rows(outcome)
+    assert ["RuntimeError: shapes cannot be multiplied"] == [
+        reason.partition(": ")[2] for reason in outcome.measurements["broken"].values()
+    ]
+
+
+def test_only_visible_gpus_work(nvml_standin, tmp_path):
+    outcome = work_on(nvml_standin, cuda, tmp_path, count=4, environ={"CUDA_VISIBLE_DEVICES": "2"})
+
+    assert [2] == [gpu["index"] for gpu in outcome.measurements["gpus"]]
+
+
+def test_instances_of_a_gpu_work_one_by_one(nvml_standin, tmp_path):
+    """Each is named by its own UUID, with the index of its GPU."""
+    instances = Accelerators("mig", 2, "NVML: 2 MIG instances")
+    failing = {"gpus": {"*": {}, mig_uuid(1): {"context": 719}}, "cuda": "13.0"}
+    environ = {"FAKE_CUDA_SCENARIO": json.dumps(failing)}
+    how = {"scenario": mig(), "count": 1, "accelerators": instances, "environ": environ}
+    outcome = work_on(nvml_standin, cuda, tmp_path, **how)
+
+    assert [{"index": 0, "instance": mig_uuid(0), "name": "NVIDIA H100 80GB HBM3"}] == outcome.measurements["gpus"]
+    assert f"GPU 0 ({mig_uuid(1)}, 00000000:53:00.0): CUDA says" in only(outcome).message
+
+
+def test_gpus_that_nobody_can_name_go_by_number(tmp_path):
+    """AMD's, and NVIDIA's where there is no NVML, as in gVisor."""
+    given = Accelerators("amd", 2, "2 ROCm GPUs")
+    all_of_them = replace(context_of(tmp_path), accelerators=given)
+    chosen = replace(context_of(tmp_path, {"HIP_VISIBLE_DEVICES": "3,5"}), accelerators=given)
+
+    expected = [{"HIP_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "1"}]
+    assert expected == [target.environ for target in _gpu_work.targets(all_of_them)]
+    expected = [{"HIP_VISIBLE_DEVICES": "3"}, {"HIP_VISIBLE_DEVICES": "5"}]
+    assert expected == [target.environ for target in _gpu_work.targets(chosen)]
+
+
+def test_a_torch_without_cuda_is_no_fault(nvml_standin, tmp_path):
+    skipped = work_on(nvml_standin, cuda, tmp_path, cuda=None, count=1)
+
+    assert skipped.endswith("was built without CUDA")
+
+
+def test_a_machine_without_gpus_is_skipped(tmp_path):
+    assert "no NVIDIA or AMD GPU is visible here: 0 device nodes" == run_check(cuda, FakeHost(tmp_path))
+
+
+def test_a_driver_that_hung_before_is_not_asked_again(tmp_path):
+    hung = Accelerators("nvidia", 0, "NVML", problem="no answer", hung=True)
+
+    assert "NVML hangs; gpu-count says more" == run_check(cuda, FakeHost(tmp_path), accelerators=hung)
+
+
+@pytest.mark.parametrize(
+    "reason, stage",
+    [
+        ("no answer within 42 s; its last words: at: context after 5.0 s", "context"),
+        ("no answer within 42 s; something of it does not die; its last words: at: copies after 9.5 s", "copies"),
+        ("no answer within 42 s; its last words: at: context after 30.0 s", None),
+        ("no answer within 42 s; its last words: at: kernel after 5.0 s", None),
+        ("no answer within 42 s; its last words: at: first product after 5.0 s", None),
+        ("no answer within 42 s", None),
+        ("it was killed by signal 9: at: context after 5.0 s", None),
+    ],
+)
+def test_who_hangs_and_who_is_only_late(reason, stage):
+    """An import of torch, and a first kernel, may take as long as they like."""
+    work = _sorted_or_broken(reason)
+
+    assert stage == (work.findings[0].evidence["stage"] if work else None)
+
+
+def _sorted_or_broken(reason):
+    try:
+        return _gpu_work._sorted([TARGET], [ProbeError(reason)], 42.0, little=True)
+    except ProbeError:
+        return None
+
+
+def test_the_probe_says_where_it_hangs():
+    """The real probe: its last words are those that the check looks for (how they come to it: test_probes.py)."""
+    request = json.dumps({"device": "cuda", "numbers": 8})
+    argv = [sys.executable, str(FOLDER / "cuda_probe.py"), request]
+    environ = variables({"*": {"context": "hang"}}) | TARGET.environ
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as probe:
+        said = probe.stderr.readline().strip()
+        probe.kill()
+
+    reason = f"no answer within 300 s; its last words: {said}"
+    assert {"stage": "context"} == _gpu_work._hung(TARGET, reason, 300.0)[2]
+
+
+@pytest.mark.parametrize("little, severity", [(True, "error"), (False, "warning")])
+def test_who_wants_more_memory_only_warns(little, severity):
+    answer = {"torch": "2.9", "cuda": "13.0", "error": {"kind": "memory", "code": 2, "text": "out of memory"}}
+    work = _gpu_work._sorted([TARGET], [answer], 42.0, little=little)
+
+    assert [("cuda-out-of-memory", severity)] == [(f.code, str(f.severity)) for f in work.findings]
+
+
+def test_a_hang_is_told_in_words():
+    reason = "no answer within 42 s; its last words: at: context after 5.0 s"
+    finding = only(Outcome("", tuple(_gpu_work._sorted([TARGET], [ProbeError(reason)], 42.0, little=True).findings)))
+
+    assert "GPU 3 (GPU-3): no answer for 37 s at `context`, wanted one within seconds" == finding.message
+    assert ("cuda-hung", Action.RESCHEDULE) == (finding.code, finding.action)
