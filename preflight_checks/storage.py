@@ -5,23 +5,32 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from preflight_checks._throughput import measurable_bytes, throughput
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Finding, Severity
-from trainer_agent.process import REAP_SECONDS, TimedOutError, run_all
+from trainer_agent.isolation import TimedOutError, run_all
+from trainer_agent.process import REAP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from trainer_agent.process import Answer
+    from trainer_agent.isolation import Answer
 
 GIB = 1 << 30
 PROBE_BYTES = 1 << 20
+# How much is written to measure the speed of each path, by profile.
+MEASURED_BYTES = {"quick": 0, "standard": 64 << 20, "deep": 256 << 20}
+MEMORY_SHARE = 8  # a path may lie in memory, which counts as ours
+WANTED_MB_PER_S = 10.0
 PATH_S = 10.0
+# Measuring gives up after 2 s each way, and a slow place takes up to three times that with its last chunk.
+MEASURE_S = 10.0
 CLEAN_UP_S = 1.0
 WANTED_FREE = GIB
 WANTED_INODES = 0.01
@@ -46,7 +55,7 @@ RELATIVE = Rule(
 )
 HUNG = Rule(
     "storage-hung",
-    when=f"writing and reading back 1 MiB took more than 10 s{OPTIONAL}",
+    when=f"writing and reading back 1 MiB took more than 10 s, or 20 s with the speed measured{OPTIONAL}",
     hint="look at the file server and at `dmesg` on this node; the pod can run elsewhere",
     action=Action.RESCHEDULE,
     source="heuristic: a dead NFS server gives no error, it never answers",
@@ -65,7 +74,7 @@ CORRUPT = Rule(
 )
 FULL = Rule(
     "storage-full",
-    when=f"there is no room, or no quota, for 1 MiB{OPTIONAL}",
+    when=f"there is no room, no inode, or no quota, for 1 MiB{OPTIONAL}",
     hint="delete files, enlarge the volume, or raise the quota",
     action=Action.RESCHEDULE,
 )
@@ -75,6 +84,14 @@ LOW = Rule(
     hint="delete files or enlarge the volume: a checkpoint may not fit",
     severity=Severity.WARNING,
     source="heuristic",
+)
+SLOW = Rule(
+    "storage-slow",
+    when="less than 10 MB/s are written or read (from --profile standard on)",
+    hint="look at the load of the file server or disk; a checkpoint of 10 GB takes a quarter of an hour there",
+    severity=Severity.WARNING,
+    source="heuristic: an order of magnitude below a single hard disk; chunks of up to 8 MiB, each forced to the disk, "
+    "and all paths at once",
 )
 # By errno; all others are I/O errors. Making a file in /proc is ENOENT.
 RULES = {
@@ -131,13 +148,24 @@ def targets(context: Context) -> list[Target]:
 
 def deadline_s(context: Context) -> float:
     """Return the time for one path, as all are probed at once, and what it takes to leave dead ones behind."""
-    return PATH_S + CLEAN_UP_S + 2 * REAP_SECONDS * len(targets(context)) + 1
+    return _path_s(context) + CLEAN_UP_S + 2 * REAP_SECONDS * len(targets(context)) + 1
 
 
-@check("storage", rules=(MISSING, NOT_WRITABLE, RELATIVE, HUNG, BROKEN, CORRUPT, FULL, LOW), timeout_s=deadline_s)
+@check("storage", rules=(MISSING, NOT_WRITABLE, RELATIVE, HUNG, BROKEN, CORRUPT, FULL, LOW, SLOW), timeout_s=deadline_s)
 def storage(context: Context) -> Outcome:
     """Can every path that the job needs be written and read back, with room to spare?"""
-    return examine(targets(context))
+    probe = partial(write_and_read, most=_measured_bytes(context))
+    return examine(targets(context), probe=probe, timeout_s=_path_s(context))
+
+
+def _path_s(context: Context) -> float:
+    return PATH_S + (MEASURE_S if _measured_bytes(context) else 0)
+
+
+def _measured_bytes(context: Context) -> int:
+    """Return how much may be written to one path: with little memory left, nothing."""
+    most, left = MEASURED_BYTES[context.options.profile], context.limits.memory_left
+    return most if left is None else min(most, left // (MEMORY_SHARE * len(targets(context))))
 
 
 def examine(
@@ -170,26 +198,38 @@ def try_out(target: Target, name: str, probe: Callable[[Path, str], dict[str, An
         except ProbeError as error:
             failures.append(error)
         except OSError as error:
-            failures.append(ProbeError(RULES.get(error.errno or 0, BROKEN), f"cannot be used: {error.strerror}"))
+            failures.append(ProbeError(RULES.get(error.errno or 0, BROKEN), _words(path, error)))
     return failures[0]
+
+
+def _words(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        with suppress(OSError):
+            stat = os.statvfs(_nearest(path))
+            if stat.f_files and not stat.f_favail:
+                return f"has none of its {stat.f_files} inodes left"
+    return f"cannot be used: {error.strerror}"
 
 
 def _nearest(path: Path) -> Path:
     return next((p for p in (path, *path.parents) if p.exists()), path)
 
 
-def write_and_read(directory: Path, name: str) -> dict[str, Any]:
-    """Write 1 MiB to a file in `directory`, read it back, remove it; return what is free."""
+def write_and_read(directory: Path, name: str, *, most: int = 0) -> dict[str, Any]:
+    """Write 1 MiB to a file in `directory`, read it back, remove it; return what is free, and with `most` the speed."""
     if not directory.is_dir():
         raise ProbeError(MISSING, "is no directory" if directory.exists() else "does not exist")
     if not round_trip(directory / name):
         raise ProbeError(CORRUPT, "gives back other bytes than were written")
     stat = os.statvfs(directory)
+    free = stat.f_bavail * stat.f_frsize
+    size = measurable_bytes(most, free=free)
     return {
-        "free_bytes": stat.f_bavail * stat.f_frsize,
+        "free_bytes": free,
         "size_bytes": stat.f_blocks * stat.f_frsize,
         "inodes_free": stat.f_favail,
         "inodes": stat.f_files,
+        **(throughput(directory / name, size) if size else {}),
     }
 
 
@@ -223,6 +263,7 @@ def _judge(target: Target, answer: Answer) -> Iterator[Finding]:
         yield _failure(target, answer.value.rule, answer.value.reason)
     else:
         yield from _low(target.label, answer.value)
+        yield from _slow(target.label, answer.value)
 
 
 def _failure(target: Target, rule: Rule, reason: str) -> Finding:
@@ -242,3 +283,11 @@ def _low(label: str, measured: dict[str, Any]) -> Iterator[Finding]:
     if inodes and left < WANTED_INODES * inodes:
         message = f"{label} has {left} of {inodes} inodes free, wanted {WANTED_INODES:.0%}"
         yield LOW.found(message, path=label, **measured)
+
+
+def _slow(label: str, measured: dict[str, Any]) -> Iterator[Finding]:
+    for name, what in (("write_mb_per_s", "written"), ("read_mb_per_s", "read")):
+        speed = measured.get(name, WANTED_MB_PER_S)
+        if speed < WANTED_MB_PER_S:
+            message = f"{label} is {what} at {speed:g} MB/s, wanted {WANTED_MB_PER_S:g} or more"
+            yield SLOW.found(message, path=label, **measured)

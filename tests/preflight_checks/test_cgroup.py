@@ -6,6 +6,9 @@ from trainer_agent.check import Outcome
 from trainer_agent.testing import FakeHost, run_check
 
 MIB = 1 << 20
+UNKNOWN = dict.fromkeys(
+    ("memory_high_bytes", "memory_max_hits", "memory_high_hits", "throttled_periods", "throttled_s")
+)
 GPUS = Accelerators("nvidia", 8, "NVML: 8 GPUs")
 
 
@@ -43,6 +46,7 @@ def test_a_machine_without_cgroups_passes(tmp_path):
         "cpu_quota": None,
         "memory_limit_bytes": None,
         "memory_used_bytes": None,
+        **UNKNOWN,
         "oom_kills": None,
         "processes": 1,
     }
@@ -56,7 +60,9 @@ def test_a_roomy_container_of_v2_passes_with_its_numbers(tmp_path):
         memory_max=f"{4000 * MIB}\n",
         memory_current=f"{1500 * MIB}\n",
         memory_stat=f"anon 1\ninactive_file {1000 * MIB}\n",
-        memory_events="low 0\noom 0\noom_kill 0\n",
+        memory_events="low 0\nhigh 3\nmax 14\noom 0\noom_kill 0\n",
+        memory_high=f"{3900 * MIB}\n",
+        cpu_stat="usage_usec 9\nnr_periods 400\nnr_throttled 100\nthrottled_usec 2500000\n",
     )
 
     outcome = run_check(cgroup, host, nproc=8, accelerators=GPUS)
@@ -67,6 +73,11 @@ def test_a_roomy_container_of_v2_passes_with_its_numbers(tmp_path):
         "cpu_quota": 16.0,
         "memory_limit_bytes": 4000 * MIB,
         "memory_used_bytes": 500 * MIB,
+        "memory_high_bytes": 3900 * MIB,
+        "memory_max_hits": 14,
+        "memory_high_hits": 3,
+        "throttled_periods": 100,
+        "throttled_s": 2.5,
         "oom_kills": 0,
         "processes": 8,
     }
@@ -82,6 +93,8 @@ def test_a_roomy_container_of_v1_passes_with_its_numbers(tmp_path):
         memory__usage_in_bytes=f"{1500 * MIB}\n",
         memory__stat=f"inactive_file 1\ntotal_inactive_file {1000 * MIB}\n",
         memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
+        memory__failcnt="7\n",
+        cpu__stat="nr_periods 400\nnr_throttled 100\nthrottled_time 2500000000\n",
     )
 
     # The cpu controller is mounted as cpu,cpuacct with a link cpu; the membership names both.
@@ -93,6 +106,11 @@ def test_a_roomy_container_of_v1_passes_with_its_numbers(tmp_path):
         "cpu_quota": 16.0,
         "memory_limit_bytes": 4000 * MIB,
         "memory_used_bytes": 500 * MIB,
+        "memory_high_bytes": None,
+        "memory_max_hits": 7,
+        "memory_high_hits": None,
+        "throttled_periods": 100,
+        "throttled_s": 2.5,
         "oom_kills": 0,
         "processes": 8,
     }
@@ -186,3 +204,34 @@ def test_page_cache_is_no_memory_in_use(tmp_path):
 def test_kills_so_far_are_a_warning(tmp_path, lay_out):
     expected = [("warning", "oom-killed", "2 processes of this container were killed for memory, wanted 0")]
     assert expected == found(run_check(cgroup, lay_out(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "throttled, periods, expected",
+    [
+        (25, 100, []),
+        (99, 99, []),
+        (26, 100, ["the quota held this container back in 26 of 100 periods, wanted 25% or less"]),
+    ],
+)
+def test_a_throttled_past_only_informs(tmp_path, throttled, periods, expected):
+    host = v2(tmp_path, cpu_stat=f"nr_periods {periods}\nnr_throttled {throttled}\nthrottled_usec 5\n")
+
+    assert [("info", "cpu-throttled", message) for message in expected] == found(run_check(cgroup, host))
+
+
+@pytest.mark.parametrize("quota, contradiction", [("800000", False), ("899999", False), ("900000", True)])
+def test_a_quota_above_the_cpus_that_may_be_used_is_a_warning(tmp_path, quota, contradiction):
+    outcome = run_check(cgroup, v2(tmp_path, cpus=8, cpu_max=f"{quota} 100000\n"))
+
+    message = "the quota is 9 CPUs, and this process may run on 8, wanted as many"
+    assert ([("warning", "cpu-quota-unreachable", message)] if contradiction else []) == found(outcome)
+
+
+@pytest.mark.parametrize("limit", ["max", f"{8000 * MIB}"])
+def test_memory_high_counts_as_a_limit(tmp_path, limit):
+    """Above it the kernel makes every allocation wait: training crawls, and nobody is killed."""
+    host = v2(tmp_path, memory_max=f"{limit}\n", memory_high=f"{1000 * MIB}\n", memory_current=f"{800 * MIB}\n")
+
+    message = "200 MiB of memory are left for each process (1, memory.high 1000 MiB), wanted 300 MiB or more"
+    assert [("warning", "memory-scarce", message)] == found(run_check(cgroup, host))

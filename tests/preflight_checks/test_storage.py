@@ -1,23 +1,28 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from preflight_checks import storage as module
+from preflight_checks._throughput import measurable_bytes, throughput
 from preflight_checks.storage import Target, clean_up, examine, storage, targets, try_out, write_and_read
 from trainer_agent.cgroup import read_limits
 from trainer_agent.check import Context, Options, Status
 from trainer_agent.errors import Action
 from trainer_agent.host import Host
-from trainer_agent.process import CrashedError
+from trainer_agent.isolation import CrashedError
 from trainer_agent.testing import NO_DEVICES, run_check
 from trainer_agent.topology import read_topology
 
 GIB = 1 << 30
 FREE = {"free_bytes": 5 * GIB, "size_bytes": 9 * GIB, "inodes_free": 50, "inodes": 100}
+SPEED = {"write_mb_per_s", "read_mb_per_s"}
 WANTED = "wanted a directory that can be written and read back"
 
 
@@ -50,7 +55,7 @@ def files_under(path):
 
 
 def test_the_temporary_directory_is_always_needed(host):
-    outcome = run_check(storage, host)
+    outcome = run_check(storage, host, options=Options(profile="quick"))
 
     assert (Status.PASS, ["/tmp"]) == (outcome.status, list(outcome.measurements["paths"]))
     assert outcome.message.startswith("1 of 1 paths work: /tmp ")
@@ -268,7 +273,80 @@ def test_little_space_is_a_warning(changed, expected):
 
 
 def test_the_check_has_time_to_leave_every_dead_path_behind(host):
+    quick = storage.deadline_s(context_of(host, profile="quick"))
     few = storage.deadline_s(context_of(host))
     many = storage.deadline_s(context_of(host, storage=("/a", "/b", "/c")))
 
-    assert (10 + 1 + 2 + 1, 10 + 1 + 8 + 1) == (few, many)
+    assert (10 + 1 + 2 + 1, 20 + 1 + 2 + 1, 20 + 1 + 8 + 1) == (quick, few, many)
+
+
+def test_the_speed_is_measured_where_there_is_room(host, tmp_path):
+    """Not in the quick profile; and what is written for it goes."""
+    outcome = run_check(storage, host)
+
+    assert set(FREE) | SPEED == set(outcome.measurements["paths"]["/tmp"])
+    assert all(outcome.measurements["paths"]["/tmp"][name] > 0 for name in SPEED)
+    assert [] == files_under(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, speed, expected",
+    [
+        ("write_mb_per_s", 10.0, []),
+        ("write_mb_per_s", 9.9, ["/data is written at 9.9 MB/s, wanted 10 or more"]),
+        ("read_mb_per_s", 0.5, ["/data is read at 0.5 MB/s, wanted 10 or more"]),
+    ],
+)
+@pytest.mark.parametrize("required", [True, False])
+def test_an_absurdly_slow_path_is_a_warning(name, speed, expected, required):
+    outcome = examine([target("/data", required=required)], probe=lambda path, file: {**FREE, name: speed})
+
+    assert [("warning", "storage-slow", message, Action.CONTINUE) for message in expected] == found(outcome)
+
+
+@pytest.mark.parametrize(
+    "profile, limit, expected",
+    [
+        ("quick", None, 0),
+        ("standard", None, 64 << 20),
+        ("deep", None, 256 << 20),
+        ("deep", 800 << 20, 100 << 20),  # the path may lie in memory
+        ("deep", 0, 0),
+    ],
+)
+def test_how_much_is_written_to_measure_the_speed(host, profile, limit, expected):
+    context = context_of(host, profile=profile)
+
+    assert expected == module._measured_bytes(replace(context, limits=replace(context.limits, memory_limit=limit)))
+
+
+@pytest.mark.parametrize("free, expected", [(800 << 20, 8 << 20), (799 << 20, 0), (1 << 40, 64 << 20)])
+def test_never_more_than_a_hundredth_of_what_is_free(free, expected):
+    assert expected == measurable_bytes(64 << 20, free=free)
+
+
+def test_a_slow_place_is_given_up(tmp_path):
+    """The first chunk is small, and is the last when the time is over."""
+    assert SPEED == set(throughput(tmp_path / "probe", 64 << 20, seconds=0))
+    assert [] == files_under(tmp_path)
+
+
+@pytest.mark.parametrize("files, size, expected", [(1, "9m", True), (9, "4m", False)], ids=["inodes", "room"])
+def test_a_file_system_that_is_used_up(tmp_path, files, size, expected):
+    """A real one, in a mount namespace of its own; measuring the speed of one that has little room finds nothing."""
+    script = f"""
+import sys; from pathlib import Path; from preflight_checks.storage import *
+from preflight_checks.storage import Target, throughput
+place = Path({str(tmp_path)!r})
+error = try_out(Target(str(place), (place,)), ".probe", write_and_read)
+print(error.rule.code, error.reason) if isinstance(error, ProbeError) else print(throughput(place / ".probe", 64 << 20))
+print(len(list(place.iterdir())))
+"""
+    mount = f"mount -t tmpfs -o size={size},nr_inodes={files} none {tmp_path}"
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    if "unshare:" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(f"no mount namespaces here: {ended.stderr.strip()}")
+
+    said = "storage-full has none of its 1 inodes left\n0\n" if expected else "{}\n0\n"
+    assert ("", said) == (ended.stderr, ended.stdout)
