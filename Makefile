@@ -30,6 +30,8 @@ test: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/preflight.py
+	$(BIN)/python benchmarks/localise.py
 	$(BIN)/python benchmarks/fetch.py
 
 docs: $(READY)
