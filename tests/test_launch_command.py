@@ -12,6 +12,8 @@ from trainer_agent.commands.launch import LaunchOptions, find_torchrun, start
 from trainer_agent.errors import FatalError
 from trainer_agent.testing import FakeHost
 
+pytestmark = pytest.mark.lab
+
 AGENT = (sys.executable, "-m", "trainer_agent")
 TORCH = {
     "PET_NNODES": "1",

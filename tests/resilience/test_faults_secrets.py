@@ -7,6 +7,8 @@ import pytest
 from agent_process import KEY_ID, SECRET
 from breakage import Answer, Fault, s3_error
 
+pytestmark = pytest.mark.lab
+
 TOKEN = "sessionTokenThatIsNobodysBusiness0123456789"
 REPEATED = f"<Error><Code>Odd</Code><Message>key {KEY_ID} {SECRET} {TOKEN}</Message></Error>".encode()
 FAULTS = {
