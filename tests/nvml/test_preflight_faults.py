@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jsonschema
 import pytest
 from nvml_faults import FAULTS
 from nvml_machines import bus_id, h100_sxm, uuid
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 GPU_CHECKS = "gpu-count,gpu-health,gpu-memory,gpu-link,gpu-clocks"
 # GPU by GPU; what shows in messages of different lengths.
 EIGHT = (
@@ -25,14 +28,16 @@ EIGHT = (
 
 @pytest.fixture
 def preflight(nvml_standin, tmp_path):
-    """Run the program on a machine: its exit code, its report and its termination message."""
+    """Run the program on a machine: its exit code, its report, which is valid, and its termination message."""
 
     def run(scenario, *arguments):
         log = tmp_path / "termination-log"
         argv = [sys.executable, "-m", "trainer_agent", "preflight", "--output", "json", "--termination-log", str(log)]
         environ = {**os.environ, **nvml_standin.environ(scenario)}
         done = subprocess.run([*argv, *arguments], env=environ, capture_output=True, timeout=60, check=False)
-        return done.returncode, json.loads(done.stdout), log.read_bytes()
+        report = json.loads(done.stdout)
+        jsonschema.validate(report, SCHEMA)
+        return done.returncode, report, log.read_bytes()
 
     return run
 
@@ -82,7 +87,7 @@ def test_two_faults_of_one_gpu_are_one_suspect(preflight):
     ],
 )
 def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder, suspects, skipped):
-    """One check says so; 15 s are those of the quick profile."""
+    """One check says so. The quick profile has 15 s; a driver that has never answered gets 20."""
     code, report, _ = preflight(FAULTS[fault](h100_sxm(), 3), "--profile", "quick", "--checks", GPU_CHECKS)
 
     checks = {c["name"]: c for c in report["checks"]}
@@ -91,4 +96,4 @@ def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder
     assert suspects == [s["kind"] for s in report["suspects"]]
     assert skipped == sorted(n for n, c in checks.items() if c["message"] == "NVML hangs; gpu-count says more")
     assert {"error"}.isdisjoint(c["status"] for c in report["checks"])
-    assert report["duration_s"] < 15
+    assert report["duration_s"] < 25
