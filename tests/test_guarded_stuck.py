@@ -1,4 +1,4 @@
-"""guarded: a program in state D, which no signal ends. A file system that takes requests and never answers makes one."""
+"""guarded: a program in state D, which no signal ends. A file system that never answers makes one."""
 
 import json
 import os
