@@ -163,7 +163,7 @@ def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str]:
 def _prepare() -> None:
     """In the program before it starts: die with the guard, be the first that the kernel kills for memory."""
     die_with_parent()
-    for signum in TERMINATION_SIGNALS:
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with suppress(OSError):
