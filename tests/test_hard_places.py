@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lab
 
 AGENT = [sys.executable, "-m", "trainer_agent"]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "checks"
-# A read-only root without /tmp and /etc/passwd, a user without a name, a home, rights and standard input.
+# All is read-only, /tmp too, and there is no /etc/passwd: a user without a name, a home, rights and standard input.
 # $1 is what nobody else may enter of the way to this Python, $2 this Python's own directory.
 BARE = """
 set -e
@@ -27,8 +27,8 @@ if [ -n "$1" ]; then
 fi
 shift 2
 mount --bind /dev/null /etc/passwd
-mount -t tmpfs -o mode=755,size=4k none /tmp
-mount -t tmpfs -o mode=755,size=4k none /var/tmp
+mount --bind /tmp /tmp
+mount --bind /var/tmp /var/tmp
 awk '{ print $5 }' /proc/self/mountinfo | while read -r place; do
     mount -o remount,bind,ro "$place" 2>/dev/null || :
 done

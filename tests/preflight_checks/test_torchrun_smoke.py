@@ -314,14 +314,17 @@ def test_without_torch_there_is_nothing_to_start(host, tmp_path):
 
 
 def test_a_folder_is_needed_and_the_finding_names_those_tried(host, context):
-    """All ordinary places are gone in a mount namespace of its own, as with a read-only root."""
+    """All ordinary places are read-only in a mount namespace of its own, as with a read-only root."""
     if run_guarded(["unshare", "-rm", "true"], environ=PATH, timeout_s=10).code:
         pytest.skip("needs user namespaces")
     code = (
         "from preflight_checks._ranks import scratch; from types import SimpleNamespace as S; "
         "scratch(S(environ={'TMPDIR': '/nowhere'})).__enter__()"
     )
-    mounts = " && ".join(f"mount -t tmpfs -o ro none {place}" for place in ("/tmp", "/var/tmp", "/dev/shm"))
+    mounts = " && ".join(
+        f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
+        for place in ("/tmp", "/var/tmp", "/dev/shm")
+    )
 
     ended = run_guarded(
         ["unshare", "-rm", "sh", "-c", f'{mounts} && exec "$@"', "sh", sys.executable, "-c", code],
