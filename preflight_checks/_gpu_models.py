@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.errors import FatalError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trainer_agent.check import Context
 
 VARIABLE = "TRAINER_AGENT_GPU_THRESHOLDS"
@@ -37,6 +39,11 @@ class Model:
     pcie: bool = True
     matmul_tflops: float | None = None
     memory_gbps: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the name for people: what may be left out is, and what may be anything is a star."""
+        return re.sub(r"\\d\+|\.\*", "*", re.sub(r"\([^)]*\)\?", "", self.pattern)).replace("\\", "")
 
 
 # FACTS of the field for the links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
@@ -66,10 +73,17 @@ MODELS = (
 UNKNOWN = Model(".*", ecc=False)
 
 
-def model_of(name: str) -> Model:
+SOURCES = {
+    "links": "NVIDIA's data sheets",
+    "matmul_tflops": "ml-engineering (MAMF)",
+    "memory_gbps": "NVIDIA's data sheets",
+}
+
+
+def model_of(name: str, models: Iterable[Model] = MODELS) -> Model:
     """Return what is wanted of a GPU by its name; of an unknown one little is."""
     plain = name.removeprefix("NVIDIA ")
-    return next((model for model in MODELS if re.fullmatch(model.pattern, plain)), UNKNOWN)
+    return next((model for model in models if re.fullmatch(model.pattern, plain)), UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class Thresholds:
         pair_usual: of the median of all pairs, a warning (heuristic).
         busbw_usual: of what NCCL reaches on healthy nodes, a warning (heuristic).
         busbw_least: of the same, a failure (heuristic).
+        models: what is wanted of each model; those of the variable first.
     """
 
     ecc_corrected: float = 50_000_000
@@ -122,16 +137,24 @@ class Thresholds:
     pair_usual: float = 0.8
     busbw_usual: float = 0.8
     busbw_least: float = 0.6
+    models: tuple[Model, ...] = MODELS
 
 
-NAMES = tuple(f.name for f in fields(Thresholds))
+NAMES = tuple(f.name for f in fields(Thresholds) if f.name != "models")
 
 
-def in_force(names: tuple[str, ...], context: Context) -> dict[str, dict[str, Any]]:
-    """Return these thresholds with their origins, as `trainer-agent checks NAME` shows them."""
+def in_force(names: tuple[str, ...], context: Context, *, of_models: str = "") -> dict[str, dict[str, Any]]:
+    """Return these thresholds, and one number of all models, as `trainer-agent checks NAME` shows them."""
     here, usual = thresholds(context), Thresholds()
     values = {name: (getattr(here, name), getattr(usual, name)) for name in names}
-    return {n: {"value": v, "origin": "default" if v == u else VARIABLE} for n, (v, u) in values.items()}
+    found = {n: {"value": v, "origin": "default" if v == u else VARIABLE} for n, (v, u) in values.items()}
+    for model in here.models if of_models else ():
+        value = getattr(model, of_models)
+        if value is not None:
+            shown = " or ".join(map(str, value)) if isinstance(value, tuple) else value
+            origin = SOURCES[of_models] if model in MODELS else VARIABLE
+            found.setdefault(f"{of_models} of {model.title}", {"value": shown, "origin": origin})
+    return found
 
 
 def thresholds(context: Context) -> Thresholds:
@@ -151,19 +174,45 @@ def thresholds(context: Context) -> Thresholds:
         given = json.loads(told)
     except (ValueError, RecursionError) as error:
         raise _error(f'{VARIABLE} is no JSON ({error}), wanted an object such as {{"idle_c": 80}}') from error
-    return replace(Thresholds(), **_demand_numbers(given))
-
-
-def _demand_numbers(given: Any) -> dict[str, float]:
     if not isinstance(given, dict):
         raise _error(f"{VARIABLE} holds a {type(given).__name__}, wanted a JSON object")
+    models = _models(given.pop("models", {}))
+    return replace(Thresholds(), **_demand_numbers(given), models=(*models, *MODELS))
+
+
+def _demand_numbers(given: dict[str, Any]) -> dict[str, float]:
     for name, value in given.items():
         if name not in NAMES:
-            raise _error(f"{VARIABLE} has {name!r}, wanted one of {', '.join(NAMES)}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < float("inf"):
+            raise _error(f"{VARIABLE} has {name!r}, wanted models or one of {', '.join(NAMES)}")
+        if not _is_number(value):
             raise _error(f"{VARIABLE} has {name}={value!r}, wanted a number of 0 or more")
     return given
+
+
+def _models(given: Any) -> list[Model]:
+    """Return the models of the variable, each by its whole name, with what it says otherwise than we do."""
+    if not isinstance(given, dict):
+        raise _error(f"{VARIABLE} has models={given!r}, wanted an object of names and what is wanted of them")
+    return [replace(model_of(name), pattern=re.escape(name), **_facts(name, facts)) for name, facts in given.items()]
+
+
+def _facts(name: str, facts: Any) -> dict[str, Any]:
+    kinds = {"ecc": "true or false", "pcie": "true or false", "links": "an array of numbers"}
+    for key, value in facts.items() if isinstance(facts, dict) else [("", facts)]:
+        if key in ("ecc", "pcie"):
+            valid = isinstance(value, bool)
+        elif key == "links":
+            valid = isinstance(value, list) and all(_is_number(n) and n == int(n) for n in value)
+        else:
+            valid = key in SOURCES and _is_number(value)
+        if not valid:
+            wanted = kinds.get(key, f"a number after one of {', '.join((*SOURCES, 'ecc', 'pcie'))}")
+            raise _error(f"{VARIABLE} has {key}={value!r} for the model {name!r}, wanted {wanted}")
+    return {key: tuple(value) if key == "links" else value for key, value in facts.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _error(message: str) -> FatalError:

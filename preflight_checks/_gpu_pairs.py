@@ -6,7 +6,6 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks._gpu_models import Thresholds, model_of
 from preflight_checks._probes import ProbeError, ask
 from trainer_agent.check import Context, Rule
 from trainer_agent.errors import Action, Severity
@@ -15,6 +14,7 @@ from trainer_agent.guarded import END_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight_checks._gpu_models import Thresholds
     from preflight_checks._gpu_work import Target
     from trainer_agent.errors import Finding
 
@@ -53,7 +53,7 @@ def look(context: Context, targets: Sequence[Target], limits: Thresholds) -> tup
 def judge(targets: Sequence[Target], pairs: Sequence[dict[str, Any]], limits: Thresholds) -> list[Finding]:
     """Return a finding for each pair that is slower than the others."""
     usual = statistics.median(p["gbps"] for p in pairs)
-    alike = all(len(links := model_of(t.gpu.name).links or ()) == 1 and links[0] for t in targets)
+    alike = all(len(links := t.gpu.model.links or ()) == 1 and links[0] for t in targets)
     findings = []
     for pair in pairs:
         if pair["gbps"] < limits.pair_usual * usual:

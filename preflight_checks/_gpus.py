@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks._gpu_models import in_force
+from preflight_checks._gpu_models import UNKNOWN, Model, model_of, thresholds
 from preflight_checks._gpu_reading import read_all
 from trainer_agent.check import Check, Context, Outcome, Rule, Skip, check
 from trainer_agent.errors import Action
@@ -61,6 +61,7 @@ class Gpu:
         link_errors: counters by their name in nvml.h, of all links together or of each.
         p2p: NVML's status towards each other GPU, over NVLink and for reading.
         fabric: `state`, `status`, `mask` and `summary` of its registration with the fabric manager.
+        model: what is wanted of it.
         tlimit_c: degrees until the GPU slows down, and `tlimit_slowdown_c` at how many of these it does.
     """
 
@@ -111,6 +112,7 @@ class Gpu:
     slowdown_c: int | None = None
     tlimit_c: int | None = None
     tlimit_slowdown_c: int | None = None
+    model: Model = UNKNOWN
 
     @property
     def label(self) -> str:
@@ -174,7 +176,11 @@ def read(
         plain = isolated(ask, timeout_s=timeout_s + pause_s * (times - 1))
     except TimedOutError as error:
         raise _hung(place, error) from error
-    samples = [tuple(Gpu(**gpu) for gpu in sample) for sample in plain.pop("samples", [])]
+    models = thresholds(context).models
+    samples = [
+        tuple(Gpu(**gpu, model=model_of(gpu.get("name", ""), models)) for gpu in sample)
+        for sample in plain.pop("samples", [])
+    ]
     gpus, later = (samples[0], tuple(samples[1:])) if samples else ((), ())
     return Reading(**plain, gpus=gpus, later=later)
 
@@ -214,9 +220,9 @@ def gpu_check(
     rules: tuple[Rule, ...],
     timeout_s: float | Callable[[Context], float],
     profile: str = "quick",
-    tunable: tuple[str, ...] = (),
+    thresholds: Callable[[Context], Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> Callable[[Callable[[Context], Outcome]], Check]:
-    """Make a check that asks NVML, with these thresholds; where that gives no answer, it finds `nvml-hung`."""
+    """Make a check that asks NVML; where that gives no answer, it finds `nvml-hung`."""
 
     def make(function: Callable[[Context], Outcome]) -> Check:
         @wraps(function)
@@ -227,8 +233,8 @@ def gpu_check(
                 evidence = {"gpus": [error.gpu.id]} if error.gpu else {}
                 return Outcome("NVML hangs", (HUNG.found(f"{error}, wanted one within a second", **evidence),))
 
-        made = check(name, rules=(HUNG, *rules), timeout_s=timeout_s, profile=profile)(answered)
-        return replace(made, thresholds=partial(in_force, tunable)) if tunable else made
+        how: dict[str, Any] = {"timeout_s": timeout_s, "profile": profile, "thresholds": thresholds}
+        return check(name, rules=(HUNG, *rules), **how)(answered)
 
     return make
 

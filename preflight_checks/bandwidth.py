@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_pairs, _gpu_work
-from preflight_checks._gpu_models import UNKNOWN, Thresholds, model_of, thresholds
+from preflight_checks._gpu_models import UNKNOWN, Thresholds, in_force, thresholds
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Severity
 
@@ -71,6 +72,9 @@ REPLAYS = Rule(
     timeout_s=lambda context: _gpu_work.check_s() + (_gpu_pairs.CHECK_S if context.options.profile == "deep" else 0),
     profile="standard",
     alone_s=15,
+    thresholds=partial(
+        in_force, ("memory_usual", "memory_least", "host_usual", "host_least", "pair_usual"), of_models="memory_gbps"
+    ),
 )
 def bandwidth(context: Context) -> Outcome:
     """Does every GPU copy as fast as its model can: in its memory, over PCIe, to its neighbours?"""
@@ -98,7 +102,7 @@ def _measured(work: Work, target: Target, answer: Mapping[str, Any]) -> dict[str
     measured = target.measured | {name: answer[name] for name in names if name in answer}
     if target.instance:
         return measured
-    if peak := model_of(target.gpu.name).memory_gbps:
+    if peak := target.gpu.model.memory_gbps:
         measured["expected_memory_gbps"] = peak
     if peak := _peak(_link(work, target, answer), target):
         measured |= {f"expected_{name}": peak for name in names[1:] if name in answer}
@@ -108,7 +112,7 @@ def _measured(work: Work, target: Target, answer: Mapping[str, Any]) -> dict[str
 
 
 def _memory(work: Work, target: Target, answer: Mapping[str, Any], limits: Thresholds) -> Iterator[Row]:
-    speed, peak = answer["memory_gbps"], model_of(target.gpu.name).memory_gbps
+    speed, peak = answer["memory_gbps"], target.gpu.model.memory_gbps
     said = f"it copies {speed:.0f} GB/s in its memory"
     if peak:
         if speed < limits.memory_usual * peak:
@@ -132,7 +136,7 @@ def _memory(work: Work, target: Target, answer: Mapping[str, Any], limits: Thres
 
 def _link(work: Work, target: Target, answer: Mapping[str, Any]) -> list[Gpu]:
     """Return what NVML said of PCIe while data went over it; nothing where that is not how the CPU is reached."""
-    if "host_window" not in answer or not model_of(target.gpu.name).pcie:
+    if "host_window" not in answer or not target.gpu.model.pcie:
         return []
     return work.during(target, answer["host_window"])
 
@@ -150,7 +154,7 @@ def _links(
     work: Work, target: Target, answer: Mapping[str, Any], *, limits: Thresholds, virtual: bool
 ) -> Iterator[Row]:
     samples = _link(work, target, answer)
-    certain = not virtual and model_of(target.gpu.name) is not UNKNOWN
+    certain = not virtual and target.gpu.model is not UNKNOWN
     severity = Severity.ERROR if certain else Severity.WARNING
     if peak := _peak(samples, target):
         yield from _host(target, answer, peak=peak, severity=severity, limits=limits)
@@ -162,7 +166,7 @@ def _links(
                 text = f"PCIe has {best} {words} while data goes over it, wanted {wanted}"
                 yield replace(rule, severity=severity), (target.gpu, text, {name: best, f"{name}_max": wanted})
     ends = work.ends(target)
-    if ends and None not in (ends[0].pcie_replays, ends[1].pcie_replays) and model_of(target.gpu.name).pcie:
+    if ends and None not in (ends[0].pcie_replays, ends[1].pcie_replays) and target.gpu.model.pcie:
         rise = (ends[1].pcie_replays or 0) - (ends[0].pcie_replays or 0)
         if rise > 0:
             yield REPLAYS, (target.gpu, f"{rise} PCIe replays while it copied, wanted 0", {"replays": rise})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_work
-from preflight_checks._gpu_models import Thresholds, model_of, thresholds
+from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks.gpu_clocks import BRAKE, REASONS, SLOWDOWN, SOFTWARE, THERMAL
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Severity
@@ -89,6 +90,11 @@ def probe_s(context: Context) -> float:
     timeout_s=lambda context: _gpu_work.check_s(probe_s(context)),
     profile="standard",
     alone_s=15,
+    thresholds=partial(
+        in_force,
+        ("matmul_usual", "matmul_least", "matmul_model", "throttled_fraction", "power_fraction"),
+        of_models="matmul_tflops",
+    ),
 )
 def gemm(context: Context) -> Outcome:
     """Does every GPU multiply matrices exactly, and as fast as its model and its neighbours?"""
@@ -155,7 +161,7 @@ def _neighbours(work: Work, target: Target, answer: Mapping[str, Any]) -> list[f
 def _best(target: Target, answer: Mapping[str, Any]) -> float | None:
     """Return what the model can do, where the same was measured on it."""
     whole = not target.instance and (answer["kind"], answer["size"]) == ("bf16", SIZE)
-    return model_of(target.gpu.name).matmul_tflops if whole else None
+    return target.gpu.model.matmul_tflops if whole else None
 
 
 def _wanted(work: Work, target: Target, answer: Mapping[str, Any]) -> float | None:

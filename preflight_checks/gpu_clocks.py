@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks._gpu_models import Thresholds, thresholds
+from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
 from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Action, Severity
@@ -77,7 +78,7 @@ REASONS = ((0x40, 0x40, THERMAL), (0x80, 0x80, BRAKE), (0x8, 0xC8, SLOWDOWN), (0
 @gpu_check(
     "gpu-clocks",
     rules=(THERMAL, BRAKE, SLOWDOWN, SOFTWARE, POWER, WARM, HOT),
-    tunable=("throttled_fraction", "power_fraction", "idle_c"),
+    thresholds=partial(in_force, ("throttled_fraction", "power_fraction", "idle_c")),
     timeout_s=READ_S + SAMPLES * PAUSE_S + 3,
 )
 def gpu_clocks(context: Context) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_health_rules as known
 from preflight_checks import _xids
-from preflight_checks._gpu_models import Thresholds, model_of, thresholds
+from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks._gpus import READ_S, found_on, gpu_check, models, read_gpus, unread
 from trainer_agent.check import Context, Outcome
 
@@ -41,7 +41,7 @@ REPORTED = (
 @gpu_check(
     "gpu-health",
     rules=known.RULES,
-    tunable=("ecc_corrected", "sram_aggregate", "remapped_uncorrected", "retired_pages"),
+    thresholds=partial(in_force, ("ecc_corrected", "sram_aggregate", "remapped_uncorrected", "retired_pages")),
     timeout_s=READ_S + PAUSE_S + LISTEN_S + 3,
 )
 def gpu_health(context: Context) -> Outcome:
@@ -136,7 +136,7 @@ def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str
 
 
 def _ecc(gpu: Gpu, *, later: Gpu, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, Any]]]:
-    if gpu.ecc_on is False and model_of(gpu.name).ecc:
+    if gpu.ecc_on is False and gpu.model.ecc:
         yield known.ECC_OFF, "ECC is off, wanted on", {}
     rising = _rise(gpu.ecc_uncorrected_dram, later.ecc_uncorrected_dram)
     sram, dram = later.ecc_uncorrected_sram or 0, later.ecc_uncorrected_dram or 0

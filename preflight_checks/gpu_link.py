@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_link_rules as known
-from preflight_checks._gpu_models import UNKNOWN, model_of, thresholds, wait_s
+from preflight_checks._gpu_models import UNKNOWN, in_force, thresholds, wait_s
 from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
 from trainer_agent.check import Context, Outcome
 from trainer_agent.errors import Severity
@@ -30,7 +31,9 @@ def deadline_s(context: Context) -> float:
     return wait_s(context, thresholds(context).fabric_s) + READ_S + SAMPLES * PAUSE_S + 3
 
 
-@gpu_check("gpu-link", rules=known.RULES, tunable=("fabric_s",), timeout_s=deadline_s)
+@gpu_check(
+    "gpu-link", rules=known.RULES, thresholds=partial(in_force, ("fabric_s",), of_models="links"), timeout_s=deadline_s
+)
 def gpu_link(context: Context) -> Outcome:
     """Does every GPU reach the others and the CPU as its model can: NVLink, fabric, PCIe?"""
     groups = ("links", "fabric", "pcie", "errors")
@@ -56,7 +59,7 @@ def _measured(reading: Reading, gpu: Gpu, gpus: Sequence[Gpu]) -> dict[str, Any]
     }
     if gpu.links and not gpu.mig:
         measured["expected_links_active"] = _wanted(gpu, gpus)[0]
-    if model_of(gpu.name).pcie:
+    if gpu.model.pcie:
         measured["expected_pcie_generation"] = _generation(reading, gpu, gpus)
         measured["expected_pcie_width"] = gpu.pcie_width_max
     return measured
@@ -81,7 +84,7 @@ def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
     """Return how many links this GPU should have, by its model, and where that leaves a choice by its neighbours."""
     neighbours = [other for other in gpus if other.name == gpu.name]
     usual = Counter(_active(other) for other in neighbours).most_common(1)[0][0]
-    wanted = model_of(gpu.name).links
+    wanted = gpu.model.links
     if wanted is None:
         return usual, Severity.WARNING
     if len(wanted) > 1:
@@ -148,14 +151,14 @@ def _p2p(gpus: Sequence[Gpu]) -> list[Finding]:
 
 def _pcie(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
     """An idle link goes down to save power, so the best of the samples counts, and only neighbours are compared."""
-    judged = [gpu for gpu in gpus if model_of(gpu.name).pcie]
+    judged = [gpu for gpu in gpus if gpu.model.pcie]
     width, generation = _best(reading, "pcie_width"), _best(reading, "pcie_generation")
     findings = []
     for rule, unknown in ((known.PCIE_NARROW, False), (replace(known.PCIE_NARROW, severity=Severity.WARNING), True)):
         narrow = [
             (gpu, f"PCIe has {width[gpu.index]} lanes, wanted {gpu.pcie_width_max}", {"lanes": width[gpu.index]})
             for gpu in judged
-            if (model_of(gpu.name) is UNKNOWN) is unknown and 0 < width[gpu.index] < (gpu.pcie_width_max or 0)
+            if (gpu.model is UNKNOWN) is unknown and 0 < width[gpu.index] < (gpu.pcie_width_max or 0)
         ]
         findings += found_on(rule, narrow)
     slow = []

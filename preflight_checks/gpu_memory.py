@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks._gpu_models import MIB, Thresholds, thresholds, wait_s
+from preflight_checks._gpu_models import MIB, Thresholds, in_force, thresholds, wait_s
 from preflight_checks._gpus import READ_S, found_on, gpu_check, present, read_gpus, unread
 from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Severity
@@ -64,7 +65,7 @@ def deadline_s(context: Context) -> float:
 @gpu_check(
     "gpu-memory",
     rules=(USED, MUCH_USED),
-    tunable=("leftover_bytes", "leftover_fraction", "drain_s"),
+    thresholds=partial(in_force, ("leftover_bytes", "leftover_fraction", "drain_s")),
     timeout_s=deadline_s,
 )
 def gpu_memory(context: Context) -> Outcome:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._blame import blame, rules
 from preflight_checks._busbw import MIB, SIZES, busbw_gbps, expected
-from preflight_checks._gpu_models import Thresholds, thresholds
+from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks._gpus import found_on
 from preflight_checks._probes import FOLDER, NO_TORCH, ProbeError, python_of
 from preflight_checks._ranks import run_ranks, visible_gpus
@@ -75,6 +76,7 @@ def deadline_s(context: Context) -> float:
     timeout_s=deadline_s,
     profile="standard",
     alone_s=25,
+    thresholds=partial(in_force, ("busbw_usual", "busbw_least")),
 )
 def nccl_loopback(context: Context) -> Outcome:
     """Do the GPUs of this node exchange exact numbers over NCCL, as fast as their model can?"""

@@ -179,12 +179,13 @@ def check(
     profile: str = "quick",
     waits_for_nodes: bool = False,
     alone_s: float = 0.0,
+    thresholds: Callable[[Context], Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> Callable[[Callable[[Context], Outcome]], Check]:
     """Make a check of a function; the first line of its docstring is the question that it answers."""
 
     def make(function: Callable[[Context], Outcome]) -> Check:
         question = (function.__doc__ or "").strip().partition("\n")[0]
-        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes, alone_s)
+        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes, alone_s, thresholds)
 
     return make
 

@@ -10,7 +10,7 @@ from nvml_machines import h100_sxm, machine
 from nvml_models import GB200
 
 from preflight_checks import _gpu_pairs, _gpu_work, bandwidth
-from preflight_checks._gpu_models import Thresholds
+from preflight_checks._gpu_models import Thresholds, model_of
 from preflight_checks._gpus import Gpu
 from trainer_agent.check import Options
 
@@ -78,7 +78,7 @@ def test_deep_copies_between_all_pairs(nvml_standin, tmp_path):
 @pytest.mark.parametrize("name", ["NVIDIA H100 NVL", "NVIDIA L4", "Z1"])
 def test_pairs_of_other_boards_only_warn(name):
     """Bridges reach one neighbour, and PCIe is slower between sockets."""
-    targets = [_gpu_work.Target(Gpu(index, name=name), {}) for index in range(3)]
+    targets = [_gpu_work.Target(Gpu(index, name=name, model=model_of(name)), {}) for index in range(3)]
     pairs = [{"from": a, "to": b, "gbps": 10 if (a, b) == (0, 1) else 100} for a, b in permutations(range(3), 2)]
 
     assert ["warning"] == [str(f.severity) for f in _gpu_pairs.judge(targets, pairs, Thresholds())]
@@ -86,7 +86,7 @@ def test_pairs_of_other_boards_only_warn(name):
 
 def answered(index, *, name=H100, memory=3000, h2d=55, d2h=55):
     """Return what the probe of one GPU answered."""
-    gpu = Gpu(index, uuid=f"GPU-{index}", name=name)
+    gpu = Gpu(index, uuid=f"GPU-{index}", name=name, model=model_of(name))
     speeds = {"memory_gbps": memory, "memory_bytes": 1 << 30, "h2d_gbps": h2d, "d2h_gbps": d2h}
     return _gpu_work.Target(gpu, {}), {"name": name, **speeds, "host_window": [1, 5], "not_done": {}}
 

@@ -7,7 +7,7 @@ from nvml_faults import ecc, throttled
 from nvml_machines import DRAM, h100_sxm, uuid
 
 from preflight_checks import _gpu_work, gemm
-from preflight_checks._gpu_models import Thresholds
+from preflight_checks._gpu_models import Thresholds, model_of
 from preflight_checks._gpus import Gpu
 from preflight_checks._probes import ask
 from trainer_agent.errors import Action
@@ -75,7 +75,7 @@ def test_an_older_torch_and_a_full_gpu_do_what_they_can(tmp_path):
 
 def answered(index, tflops, *, name=H100, instance="", **more):
     """Return what the probe of one GPU answered."""
-    gpu = Gpu(index, uuid=f"GPU-{index}", name=name)
+    gpu = Gpu(index, uuid=f"GPU-{index}", name=name, model=model_of(name))
     answer = {"name": name, "kind": "bf16", "size": 8192, "matmul_tflops": tflops, "window": [0, 9], **more}
     return _gpu_work.Target(gpu, {}, instance), answer
 

@@ -1,13 +1,15 @@
 """The table of models, and thresholds that a site sets otherwise."""
 
+import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from nvml_checks import context_of
+from nvml_checks import context_of, run_on
+from nvml_machines import h100_sxm
 
-from preflight_checks._gpu_models import MODELS, UNKNOWN, VARIABLE, Thresholds, model_of, thresholds
+from preflight_checks._gpu_models import MODELS, NAMES, UNKNOWN, VARIABLE, Thresholds, in_force, model_of, thresholds
+from preflight_checks.gpu_link import gpu_link
 from trainer_agent.errors import FatalError
 
 
@@ -56,12 +58,28 @@ def test_thresholds_from_the_environment_and_from_a_file(tmp_path):
     "text, message",
     [
         ("/nothing", f"{VARIABLE}=/nothing cannot be read, wanted a readable file or a JSON object"),
-        ('{"idle": 5}', f"{VARIABLE} has 'idle', wanted one of "),
+        ('{"idle": 5}', f"{VARIABLE} has 'idle', wanted models or one of "),
         ('{"idle_c": "hot"}', f"{VARIABLE} has idle_c='hot', wanted a number of 0 or more"),
         ('{"idle_c": true}', f"{VARIABLE} has idle_c=True, wanted a number of 0 or more"),
         ('{"idle_c": -1}', f"{VARIABLE} has idle_c=-1, wanted a number of 0 or more"),
         ('{"idle_c": NaN}', f"{VARIABLE} has idle_c=nan, wanted a number of 0 or more"),
         ("{", f"{VARIABLE} is no JSON ("),
+        ('{"models": []}', f"{VARIABLE} has models=[], wanted an object of names"),
+        ('{"models": {"H20": 5}}', f"{VARIABLE} has =5 for the model 'H20', wanted a number after one of links, "),
+        (
+            '{"models": {"H20": {"link": 5}}}',
+            f"{VARIABLE} has link=5 for the model 'H20', wanted a number after one of ",
+        ),
+        (
+            '{"models": {"H20": {"links": 5}}}',
+            f"{VARIABLE} has links=5 for the model 'H20', wanted an array of numbers",
+        ),
+        ('{"models": {"H20": {"links": [1.5]}}}', f"{VARIABLE} has links=[1.5] for the model 'H20', wanted an array"),
+        ('{"models": {"H20": {"ecc": 1}}}', f"{VARIABLE} has ecc=1 for the model 'H20', wanted true or false"),
+        (
+            '{"models": {"H20": {"memory_gbps": "fast"}}}',
+            f"{VARIABLE} has memory_gbps='fast' for the model 'H20', wanted",
+        ),
     ],
 )
 def test_thresholds_that_make_no_sense(tmp_path, text, message):
@@ -70,6 +88,41 @@ def test_thresholds_that_make_no_sense(tmp_path, text, message):
         thresholds(context_of(tmp_path, {VARIABLE: text}))
 
     assert caught.value.message.startswith(message)
+
+
+def test_models_from_the_environment(tmp_path):
+    """A new one, by its whole name; and one of ours, whose other numbers stay."""
+    told = {"H20 (96GB)": {"links": [18], "pcie": True}, "H200": {"matmul_tflops": 700, "ecc": False}}
+    models = thresholds(context_of(tmp_path, {VARIABLE: json.dumps({"models": told})})).models
+
+    new, ours = model_of("NVIDIA H20 (96GB)", models), model_of("NVIDIA H200", models)
+    assert ((18,), None) == (new.links, new.memory_gbps)
+    assert ((18,), 700, 4800, False) == (ours.links, ours.matmul_tflops, ours.memory_gbps, ours.ecc)
+    assert UNKNOWN is model_of("NVIDIA H20", models)
+
+
+def test_a_check_judges_by_the_models_of_the_environment(nvml_standin, tmp_path):
+    """With one link less than ours has, eight healthy boards have nothing wrong; with one more, all have."""
+    codes = {}
+    for links in (17, 18, 19):
+        environ = {VARIABLE: json.dumps({"models": {"H100 80GB HBM3": {"links": [links]}}})}
+        outcome = run_on(nvml_standin, h100_sxm(), [gpu_link], tmp_path, environ=environ)["gpu-link"]
+        codes[links] = [(f.code, len(f.evidence["gpus"])) for f in outcome.findings]
+
+    assert {17: [], 18: [], 19: [("nvlink-down", 8)]} == codes
+
+
+def test_they_are_told_with_their_origin(tmp_path):
+    told = {"idle_c": 60, "models": {"H100 NVL": {"links": [12]}}}
+    context = context_of(tmp_path, {VARIABLE: json.dumps(told)})
+
+    found = in_force(("idle_c", "fabric_s"), context, of_models="links")
+
+    assert {"value": 60, "origin": VARIABLE} == found["idle_c"]
+    assert {"value": 50.0, "origin": "default"} == found["fabric_s"]
+    assert {"value": "12", "origin": VARIABLE} == found["links of H100 NVL"]
+    assert {"value": "0 or 12", "origin": "NVIDIA's data sheets"} == found["links of H100 PCIe"]
+    assert "links of V100-PCIE-*GB" in found
 
 
 def test_a_file_holds_an_object(tmp_path):
@@ -84,4 +137,4 @@ def test_the_documentation_has_every_threshold():
     text = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+_\w+)` \| ([0-9.]+) \|", text, re.MULTILINE))
 
-    assert asdict(Thresholds()) == {name: float(value) for name, value in rows.items()}
+    assert {name: getattr(Thresholds(), name) for name in NAMES} == {name: float(value) for name, value in rows.items()}

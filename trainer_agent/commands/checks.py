@@ -134,9 +134,14 @@ def explain(facts: Mapping[str, Any]) -> str:
 
 
 def _thresholds(thresholds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    names, values = max(map(len, thresholds)), max(len(f"{t['value']:.12g}") for t in thresholds.values())
+    names, values = max(map(len, thresholds)), max(len(_value(t)) for t in thresholds.values())
     for name, found in thresholds.items():
-        yield f"  {name.ljust(names)}  {found['value']:.12g}".ljust(names + values + 6) + found["origin"]
+        yield f"  {name.ljust(names)}  {_value(found)}".ljust(names + values + 6) + found["origin"]
+
+
+def _value(threshold: Mapping[str, Any]) -> str:
+    value = threshold["value"]
+    return value if isinstance(value, str) else f"{value:.12g}"
 
 
 def _rule(rule: Mapping[str, str]) -> Iterator[str]:
