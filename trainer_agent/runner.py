@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -33,14 +34,14 @@ def run_checks(listed: Sequence[Listed], context: Context, *, timeout_s: float) 
     with _Crew(results) as crew:
         for call in calls:
             if not call.check.alone_s:
-                crew.start_check(call, call.timeout_s if call.check.waits_for_nodes else min(call.timeout_s, timeout_s))
+                crew.start_check(call, math.inf if call.check.waits_for_nodes else timeout_s)
         crew.wait_for([call for call in calls if not (call.check.alone_s or call.check.waits_for_nodes)])
         for call in (call for call in calls if call.check.alone_s):
             left = timeout_s - (time.monotonic() - began)
             if left < min(call.check.alone_s, call.timeout_s):
                 results[call.check.name] = _too_late(call.check, left, timeout_s)
                 continue
-            crew.start_check(call.within(left), min(call.timeout_s, left))
+            crew.start_check(call.within(left), left)
             crew.wait_for([call])
         crew.wait_for(calls)
     return [results[entry.name] for entry in listed]
@@ -52,18 +53,18 @@ class _Crew(Children):
     def __init__(self, results: dict[str, CheckResult]) -> None:
         super().__init__()
         self.results = results
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, tuple[Check, bool]] = {}
 
-    def start_check(self, call: _Call, timeout_s: float) -> None:
-        """Start a check that is killed after `timeout_s` seconds."""
-        self.calls[self.start(call, timeout_s)] = call
+    def start_check(self, call: _Call, left_s: float) -> None:
+        """Start a check that is killed at its deadline, or after `left_s` seconds."""
+        self.calls[self.start(call, min(call.timeout_s, left_s))] = call.check, left_s < call.timeout_s
 
     def wait_for(self, calls: Sequence[_Call]) -> None:
         """Return when all of `calls` have a result."""
         while any(call.check.name not in self.results for call in calls):
             number, answer = self.next()
-            check = self.calls[number].check
-            self.results[check.name] = _result(check, answer)
+            check, is_cut = self.calls[number]
+            self.results[check.name] = _result(check, answer, is_cut=is_cut)
 
 
 def _too_late(check: Check, left: float, timeout_s: float) -> CheckResult:
@@ -120,9 +121,9 @@ def _demand_valid(outcome: Outcome, check: Check) -> None:
     json.dumps([dict(outcome.measurements), *(finding_as_dict(f) for f in outcome.findings)], allow_nan=False)
 
 
-def _result(check: Check, answer: Answer) -> CheckResult:
+def _result(check: Check, answer: Answer, *, is_cut: bool) -> CheckResult:
     if answer.error:
-        return _broken(check, answer)
+        return _broken(check, answer, is_cut=is_cut)
     if isinstance(answer.value, str):
         return CheckResult(check.name, Status.SKIP, answer.value, duration_s=answer.duration_s)
     outcome: Outcome = answer.value
@@ -139,10 +140,11 @@ def _result(check: Check, answer: Answer) -> CheckResult:
     )
 
 
-def _broken(check: Check, answer: Answer) -> CheckResult:
+def _broken(check: Check, answer: Answer, *, is_cut: bool = False) -> CheckResult:
     error = answer.error
     if isinstance(error, CrashedError) and error.trace:
         get_logger().error("a check broke", check=check.name, trace=error.trace)
     what = "ran out of time" if isinstance(error, TimedOutError) else "broke"
-    message = f"the check {what}: {error}. It says nothing about the node; --skip {check.name} leaves it out"
+    cut = ", which is what was left of the budget; --timeout gives more" if is_cut and what != "broke" else ""
+    message = f"the check {what}: {error}{cut}. It says nothing about the node; --skip {check.name} leaves it out"
     return CheckResult(check.name, Status.ERROR, message, duration_s=answer.duration_s)
