@@ -78,6 +78,7 @@ class Options:
         require_kube_api: whether the API server must answer.
         rendezvous_timeout_s: how long a peer's name may take to appear.
         budget_s: seconds for all checks together; for one that runs alone, what is left of them.
+        running: names of the checks that run; empty when that is not known.
         python: the interpreter of the training environment, which has torch; empty for the one that runs this.
     """
 
@@ -87,6 +88,7 @@ class Options:
     require_kube_api: bool = False
     rendezvous_timeout_s: float = 60.0
     budget_s: float = 60.0
+    running: tuple[str, ...] = ()
     python: str = ""
 
 

@@ -97,3 +97,12 @@ def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder
     assert skipped == sorted(n for n, c in checks.items() if c["message"] == "NVML hangs; gpu-count says more")
     assert {"error"}.isdisjoint(c["status"] for c in report["checks"])
     assert report["duration_s"] < 25
+
+
+@pytest.mark.lab
+def test_a_check_alone_says_itself_that_the_driver_hangs(preflight):
+    """Nobody else would."""
+    code, report, _ = preflight(FAULTS["hung-driver"](h100_sxm(), 3), "--profile", "quick", "--checks", "gpu-health")
+
+    assert (20, "reschedule") == (code, report["action"])
+    assert ["nvml-hung"] == [f["code"] for c in report["checks"] for f in c["findings"]]

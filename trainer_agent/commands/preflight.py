@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -230,7 +230,8 @@ def _run(options: PreflightOptions, context: Context, timeout_s: float) -> list[
     chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
     run = [c for c in chosen if c.name not in options.skip]
     skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
-    return [*run_checks(run, context, timeout_s=timeout_s), *skipped]
+    chosen_now = replace(context.options, running=tuple(c.name for c in run))
+    return [*run_checks(run, replace(context, options=chosen_now), timeout_s=timeout_s), *skipped]
 
 
 def budget_s(options: PreflightOptions) -> float:
