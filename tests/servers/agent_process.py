@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from trainer_agent.initializers import HIDDEN
 
@@ -124,7 +125,10 @@ class Data:
 
 
 def present(destination):
-    """Return the final names of a destination."""
-    files = (path for path in destination.rglob("*") if path.is_file())
-    names = {path.relative_to(destination).as_posix() for path in files}
-    return {name for name in names if not name.startswith(f"{HIDDEN}/")}
+    """Return the final names of a destination, also while an agent is at work there."""
+    names = set()
+    for folder, folders, files in os.walk(destination):
+        if Path(folder) == destination and HIDDEN in folders:
+            folders.remove(HIDDEN)  # what is in there comes and goes
+        names |= {(Path(folder) / name).relative_to(destination).as_posix() for name in files}
+    return names
