@@ -11,6 +11,8 @@ from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Options, Outcome, Status
 from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
 
+pytestmark = pytest.mark.lab  # lays out 38,000 files
+
 GPUS = Accelerators("nvidia", 8, "NVML: 8 GPUs")
 
 
