@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trainer_agent.errors import Finding
+    from trainer_agent.guarded import Ended
 
 # An import of torch takes 2 to 10 s, from a cold disk more.
 PROBE_S = 42.0
@@ -244,7 +245,7 @@ def _sorted(
         if isinstance(answer, NoTorchError):
             raise Skip(str(answer))
         if isinstance(answer, ProbeError):
-            if row := _hung(target, str(answer), probe_s):
+            if row := _hung(target, answer.ended, probe_s):
                 said.append((HUNG, row))
             else:
                 broken[target.instance or target.gpu.label] = str(answer)
@@ -266,13 +267,16 @@ def _sorted(
     return Work(answers, broken, findings)
 
 
-def _hung(target: Target, reason: str, probe_s: float) -> tuple[Gpu, str, dict[str, Any]] | None:
+def _hung(target: Target, ended: Ended | None, probe_s: float) -> tuple[Gpu, str, dict[str, Any]] | None:
     """Return what a GPU hangs in, where its probe was killed in a stage that has nothing else to wait for."""
-    told = re.fullmatch(r"no answer within \S+ s(.*); its last words: at: ([a-z ]+) after (\S+) s", reason, re.DOTALL)
-    if not told or told[2] not in HANGS or (spent := probe_s - float(told[3])) < HUNG_S:
+    if ended is None or not ended.timed_out:
         return None
-    text = f"no answer for {spent:.0f} s at `{told[2]}`{told[1]}, wanted one within seconds"
-    return target.gpu, text, {"stage": told[2]}
+    told = re.search(r"^at: ([a-z ]+) after (\S+) s$", ended.stderr.strip().rpartition("\n")[2])
+    if not told or told[1] not in HANGS or (spent := probe_s - float(told[2])) < HUNG_S:
+        return None
+    stuck = ", and the probe does not die when killed" if ended.code is None else ""
+    text = f"no answer for {spent:.0f} s at `{told[1]}`{stuck}, wanted one within seconds"
+    return target.gpu, text, {"stage": told[1]}
 
 
 def spoken(rows: Sequence[Row]) -> list[Finding]:

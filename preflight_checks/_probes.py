@@ -22,7 +22,11 @@ NO_TORCH = 3  # the exit code of a probe whose Python has no torch
 
 
 class ProbeError(Exception):
-    """The probe broke, so that nothing is known; says what happened."""
+    """The probe broke, so that nothing is known; says what happened. `ended` is how it was killed, where it was."""
+
+    def __init__(self, message: str, ended: Ended | None = None) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class NoTorchError(ProbeError):
@@ -94,7 +98,7 @@ def _asked(
 def _answer(ended: Ended, python: str) -> dict[str, Any]:
     said = ended.stderr.strip().rpartition("\n")[2]
     if ended.problem:
-        raise ProbeError(f"{ended.problem}{f'; its last words: {said}' if said else ''}")
+        raise ProbeError(f"{ended.problem}{f'; its last words: {said}' if said else ''}", ended)
     if ended.code == NO_TORCH:
         raise NoTorchError(f"{python} has no torch: {said}")
     if ended.code:

@@ -125,10 +125,9 @@ def run_ranks(
             )
         except OSError as error:
             raise ProbeError(f"{argv[0]} cannot be started: {error.strerror}; --python names another") from error
-    hung = bool(ended.problem) and ended.duration_s >= wait_s
     ranks = heard(ended.stdout, count, gpus=gpus)
     end = began + ended.duration_s
-    return Run(ranks, wait_s, began, end, ended.code, ended.stdout, ended.stderr, ended.problem, hung)
+    return Run(ranks, wait_s, began, end, ended.code, ended.stdout, ended.stderr, ended.problem, ended.timed_out)
 
 
 def heard(stdout: str, count: int, *, gpus: Sequence[Gpu] = ()) -> tuple[Rank, ...]:

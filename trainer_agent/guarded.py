@@ -50,12 +50,14 @@ class Ended:
         code: its exit code, -n when signal n ended it, None when it does not end even when it is killed.
         stdout: all that it wrote; `stderr` only the end of it.
         problem: why it was killed, in words; empty when it ended by itself.
+        timed_out: whether that was because its time was up.
     """
 
     code: int | None
     stdout: str
     stderr: str
     problem: str
+    timed_out: bool
     duration_s: float
 
 
@@ -106,8 +108,8 @@ def run_guarded(
     found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
     if isinstance(found, OSError):
         raise found
-    code, out, err, problem = found
-    return Ended(code, _text(out), _text(err), problem, time.monotonic() - began)
+    code, out, err, problem, timed_out = found
+    return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - began)
 
 
 def _text(data: bytes) -> str:
@@ -142,7 +144,7 @@ def _keep_only(*fds: int) -> None:
                 os.close(int(entry.name))
 
 
-def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str]:
+def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str, bool]:
     program = subprocess.Popen(
         list(task.argv),
         env=dict(task.environ),
@@ -157,7 +159,7 @@ def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str]:
     problem = watch.until_end(task.timeout_s, task.memory_bytes)
     problem += _end(program)
     watch.drain()
-    return program.returncode, bytes(watch.out), bytes(watch.err), problem
+    return program.returncode, bytes(watch.out), bytes(watch.err), problem, watch.timed_out
 
 
 def _prepare() -> None:
@@ -176,6 +178,7 @@ class _Watch:
     def __init__(self, program: subprocess.Popen[bytes], lifeline: int) -> None:
         self.program = program
         self.lifeline = lifeline
+        self.timed_out = False
         self.out, self.err = bytearray(), bytearray()
         self.selector = selectors.DefaultSelector()
         for stream in (program.stdout, program.stderr):
@@ -192,6 +195,7 @@ class _Watch:
         while self.program.poll() is None:
             left = deadline - time.monotonic()
             if left <= 0:
+                self.timed_out = True
                 return f"no answer within {round(timeout_s, 2):g} s"
             ready = [key.fileobj for key, _ in self.selector.select(min(LOOK_S, left))]
             if self.lifeline in ready:

@@ -17,6 +17,7 @@ from preflight_checks.cuda import cuda
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Outcome
 from trainer_agent.errors import Action
+from trainer_agent.guarded import Ended
 from trainer_agent.isolation import CrashedError
 from trainer_agent.testing import FakeHost, run_check
 
@@ -125,28 +126,34 @@ def test_a_driver_that_hung_before_is_not_asked_again(tmp_path):
     assert "NVML hangs; gpu-count says more" == run_check(cuda, FakeHost(tmp_path), accelerators=hung)
 
 
+def killed(words, *, code=-9, timed_out=True):
+    """Return how a probe was killed that had said this last."""
+    return Ended(code, "", f"at: import\n{words}\n", "no answer within 42 s", timed_out, 42.0)
+
+
 @pytest.mark.parametrize(
-    "reason, stage",
+    "ended, stage",
     [
-        ("no answer within 42 s; its last words: at: context after 5.0 s", "context"),
-        ("no answer within 42 s; something of it does not die; its last words: at: copies after 9.5 s", "copies"),
-        ("no answer within 42 s; its last words: at: context after 30.0 s", None),
-        ("no answer within 42 s; its last words: at: kernel after 5.0 s", None),
-        ("no answer within 42 s; its last words: at: first product after 5.0 s", None),
-        ("no answer within 42 s", None),
-        ("it was killed by signal 9: at: context after 5.0 s", None),
+        (killed("at: context after 5.0 s"), "context"),
+        (killed("at: copies after 9.5 s", code=None), "copies"),
+        (killed("at: context after 30.0 s"), None),
+        (killed("at: kernel after 5.0 s"), None),
+        (killed("at: first product after 5.0 s"), None),
+        (killed(""), None),
+        (killed("at: context after 5.0 s", timed_out=False), None),
+        (None, None),
     ],
 )
-def test_who_hangs_and_who_is_only_late(reason, stage):
+def test_who_hangs_and_who_is_only_late(ended, stage):
     """An import of torch, and a first kernel, may take as long as they like."""
-    work = _sorted_or_broken(reason)
+    work = _sorted_or_broken(ended)
 
     assert stage == (work.findings[0].evidence["stage"] if work else None)
 
 
-def _sorted_or_broken(reason):
+def _sorted_or_broken(ended):
     try:
-        return _gpu_work._sorted([TARGET], [ProbeError(reason)], 42.0, little=True)
+        return _gpu_work._sorted([TARGET], [ProbeError("it broke", ended)], 42.0, little=True)
     except ProbeError:
         return None
 
@@ -160,8 +167,7 @@ def test_the_probe_says_where_it_hangs():
         said = probe.stderr.readline().strip()
         probe.kill()
 
-    reason = f"no answer within 300 s; its last words: {said}"
-    assert {"stage": "context"} == _gpu_work._hung(TARGET, reason, 300.0)[2]
+    assert {"stage": "context"} == _gpu_work._hung(TARGET, killed(said), 300.0)[2]
 
 
 @pytest.mark.parametrize("little, severity", [(True, "error"), (False, "warning")])
@@ -172,9 +178,10 @@ def test_who_wants_more_memory_only_warns(little, severity):
     assert [("cuda-out-of-memory", severity)] == [(f.code, str(f.severity)) for f in work.findings]
 
 
-def test_a_hang_is_told_in_words():
-    reason = "no answer within 42 s; its last words: at: context after 5.0 s"
-    finding = only(Outcome("", tuple(_gpu_work._sorted([TARGET], [ProbeError(reason)], 42.0, little=True).findings)))
+@pytest.mark.parametrize("code, stuck", [(-9, ""), (None, ", and the probe does not die when killed")])
+def test_a_hang_is_told_in_words(code, stuck):
+    work = _sorted_or_broken(killed("at: context after 5.0 s", code=code))
+    finding = only(Outcome("", tuple(work.findings)))
 
-    assert "GPU 3 (GPU-3): no answer for 37 s at `context`, wanted one within seconds" == finding.message
+    assert f"GPU 3 (GPU-3): no answer for 37 s at `context`{stuck}, wanted one within seconds" == finding.message
     assert ("cuda-hung", Action.RESCHEDULE) == (finding.code, finding.action)
