@@ -46,7 +46,7 @@ class Model:
         return re.sub(r"\\d\+|\.\*", "*", re.sub(r"\([^)]*\)\?", "", self.pattern)).replace("\\", "")
 
 
-# FACTS of the field for the links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
+# Links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
 # a card without its bridge has none, which is no fault (NVSentinel #1481). Names as NVML has them: a part of a name is
 # not enough, as `GH200` holds `H200` (gpud #1206). Products: the best that ml-engineering measured (MAMF); memory:
 # NVIDIA's data sheets. Without a number a model is only compared with its neighbours, which warns.
