@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _xids
 from preflight_checks._gpu_reading import listen, read_all
-from preflight_checks._gpus import Gpu, NvmlHungError, found_on, present, read
+from preflight_checks._gpus import Gpu, NvmlHungError, Said, found_by_rule, present, read
 from preflight_checks._probes import NoTorchError, ProbeError, ask_side_by_side
 from trainer_agent.accelerators import parse_cuda_visible
 from trainer_agent.check import Context, Rule, Skip
@@ -67,7 +67,7 @@ HUNG = Rule(
     action=Action.RESCHEDULE,
     source="heuristic; a context takes about a second",
 )
-Row = tuple[Rule, tuple[Gpu, str, dict[str, Any]]]  # what was said of a GPU, by the rule that says it
+Row = tuple[Rule, Said]  # what was said of a GPU, by the rule that says it
 Sample = tuple[float, dict[int, Gpu]]  # when, and what NVML said of each GPU by its index
 RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, *_xids.XIDS)
 BY_KIND = {"failed": FAILED, "not-ready": NOT_READY, "mismatch": MISMATCH, "memory": MEMORY}
@@ -262,16 +262,14 @@ def _sorted(
             answers.append((target, answer))
     if broken and not answers and not said:
         raise ProbeError("; ".join(sorted(set(broken.values()))))
-    rules = dict.fromkeys(rule for rule, _ in said)
-    findings = [f for rule in rules for f in found_on(rule, [row for r, row in said if r == rule])]
-    return Work(answers, broken, findings)
+    return Work(answers, broken, found_by_rule(said))
 
 
 def _hung(target: Target, ended: Ended | None, probe_s: float) -> tuple[Gpu, str, dict[str, Any]] | None:
     """Return what a GPU hangs in, where its probe was killed in a stage that has nothing else to wait for."""
     if ended is None or not ended.timed_out:
         return None
-    told = re.search(r"^at: ([a-z ]+) after (\S+) s$", ended.stderr.strip().rpartition("\n")[2])
+    told = re.search(r"^at: ([a-z ]+) after (\S+) s$", ended.last_words)
     if not told or told[1] not in HANGS or (spent := probe_s - float(told[2])) < HUNG_S:
         return None
     stuck = ", and the probe does not die when killed" if ended.code is None else ""
@@ -281,5 +279,4 @@ def _hung(target: Target, ended: Ended | None, probe_s: float) -> tuple[Gpu, str
 
 def spoken(rows: Sequence[Row]) -> list[Finding]:
     """Return the findings of what was said by rule, errors first."""
-    rules = sorted(dict.fromkeys(rule for rule, _ in rows), key=lambda rule: rule.severity is not Severity.ERROR)
-    return [finding for rule in rules for finding in found_on(rule, [row for r, row in rows if r == rule])]
+    return found_by_rule(sorted(rows, key=lambda row: row[0].severity is not Severity.ERROR))

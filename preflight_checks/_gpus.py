@@ -126,6 +126,9 @@ class Gpu:
         return {"index": self.index, "uuid": self.uuid, "pci": self.pci}
 
 
+Said = tuple[Gpu, str, dict[str, Any]]  # a GPU, what is said of it, and the evidence
+
+
 @dataclass(frozen=True)
 class Reading:
     """
@@ -254,7 +257,7 @@ def present(reading: Reading) -> list[Gpu]:
     return gpus
 
 
-def found_on(rule: Rule, said: Iterable[tuple[Gpu, str, dict[str, Any]]]) -> list[Finding]:
+def found_on(rule: Rule, said: Iterable[Said]) -> list[Finding]:
     """Return a finding for each thing said, with all GPUs that it is said of, in their order."""
     ordered = sorted(said, key=lambda it: (it[1], it[0].index))
     findings = []
@@ -264,6 +267,20 @@ def found_on(rule: Rule, said: Iterable[tuple[Gpu, str, dict[str, Any]]]) -> lis
         evidence = rows[0][2] | {"gpus": [gpu.id for gpu, _, _ in rows]}
         findings.append((rows[0][0].index, rule.found(f"{labels}: {text}", **evidence)))
     return [finding for _, finding in sorted(findings, key=lambda it: it[0])]
+
+
+def found_by_rule(rows: Iterable[tuple[Rule, Said]]) -> list[Finding]:
+    """Return the findings of what was said by rule, in the order in which the rules come."""
+    said: dict[Rule, list[Said]] = {}
+    for rule, row in rows:
+        said.setdefault(rule, []).append(row)
+    return [finding for rule, of_rule in said.items() for finding in found_on(rule, of_rule)]
+
+
+def rises(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the counters that rose, and by how much."""
+    now = after or {}
+    return {name: now[name] - count for name, count in (before or {}).items() if now.get(name, 0) > count}
 
 
 def unread(gpus: Sequence[Gpu], fields: Iterable[str]) -> dict[str, str]:

@@ -96,16 +96,15 @@ def _asked(
 
 
 def _answer(ended: Ended, python: str) -> dict[str, Any]:
-    said = ended.stderr.strip().rpartition("\n")[2]
+    said = ended.last_words
     if ended.problem:
         raise ProbeError(f"{ended.problem}{f'; its last words: {said}' if said else ''}", ended)
     if ended.code == NO_TORCH:
         raise NoTorchError(f"{python} has no torch: {said}")
-    if ended.code:
-        how = f"ended with exit code {ended.code}" if ended.code > 0 else f"was killed by signal {-ended.code}"
-        raise ProbeError(f"it {how}{f': {said}' if said else ''}")
+    if ended.end:
+        raise ProbeError(f"it {ended.end}{f': {said}' if said else ''}")
     try:
-        answer = json.loads(ended.stdout.strip().rpartition("\n")[2])
+        answer = json.loads(ended.last_line)
     except ValueError as error:
         raise ProbeError(f"it printed no JSON: {ended.stdout[-200:]!r}") from error
     if not isinstance(answer, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,7 @@ from preflight_checks._gpus import READ_S, gpu_check, models, present, read_gpus
 from preflight_checks._probes import python_of
 from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Severity
-from trainer_agent.isolation import IsolatedError, isolated
-from trainer_agent.process import spawn
+from trainer_agent.guarded import END_S, run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +62,9 @@ class Torch:
     archs: tuple[str, ...] = ()
 
 
-@gpu_check("driver-cuda", rules=(TOO_OLD, CPU_BUILD, NO_KERNELS), timeout_s=READ_S + TORCH_S + 3, profile="standard")
+@gpu_check(
+    "driver-cuda", rules=(TOO_OLD, CPU_BUILD, NO_KERNELS), timeout_s=READ_S + TORCH_S + END_S, profile="standard"
+)
 def driver_cuda(context: Context) -> Outcome:
     """Can the torch of this image run on this driver and these GPUs?"""
     reading = read_gpus(context, "capability")
@@ -86,19 +86,16 @@ def _dotted(version: int) -> str:
 def read_torch(context: Context, python: str, *, timeout_s: float = TORCH_S) -> tuple[Torch | None, str]:
     """Return what the torch of a Python says of itself, or the reason why there is none."""
     try:
-        told = isolated(lambda: _probe(context, python), timeout_s=timeout_s)
-        plain = json.loads(told[1])
-        return Torch(plain["torch"], plain["cuda"], tuple(plain["archs"])), ""
-    except IsolatedError as error:
+        ended = run_guarded([python, "-c", PROBE], environ=context.environ, timeout_s=timeout_s)
+    except OSError as error:
         return None, f"`import torch` with {python}: {error}"
+    if ended.problem:
+        return None, f"`import torch` with {python}: {ended.problem}"
+    try:
+        plain = json.loads(ended.last_line)
+        return Torch(plain["torch"], plain["cuda"], tuple(plain["archs"])), ""
     except (ValueError, LookupError, TypeError):
-        return None, f"{python} cannot import torch (exit code {told[0]})"
-
-
-def _probe(context: Context, python: str) -> tuple[int, str]:
-    process = spawn([python, "-c", PROBE], env=context.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    out, _ = process.communicate()
-    return process.returncode, out.decode(errors="replace").strip().rpartition("\n")[2]
+        return None, f"{python} cannot import torch (exit code {ended.code})"
 
 
 def judge(torch: Torch, driver: str, gpus: Sequence[Gpu], *, libraries: str) -> list[Finding]:

@@ -8,15 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
-from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
+from preflight_checks._gpus import READ_S, found_by_rule, gpu_check, models, present, read_gpus, unread
 from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Action, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight_checks._gpus import Gpu, Reading
-    from trainer_agent.errors import Finding
+    from preflight_checks._gpus import Gpu, Reading, Said
 
 SAMPLES, PAUSE_S = 10, 0.1
 REPORTED = ("clock_reasons", "sm_mhz", "temperature_c", "slowdown_c", "power_limit_w")
@@ -86,12 +85,12 @@ def gpu_clocks(context: Context) -> Outcome:
     limits = thresholds(context)
     reading = read_gpus(context, "clocks", "heat", again=("clocks",), times=SAMPLES, pause_s=PAUSE_S)
     gpus = present(reading)
-    findings = [*_held(reading, gpus, limits)]
-    said: dict[str, tuple[Rule, list[Any]]] = {}
-    for gpu in gpus:
-        for rule, text, evidence in (*_power(gpu, limits), *_heat(gpu, limits)):
-            said.setdefault(rule.code, (rule, []))[1].append((gpu, text, evidence))
-    findings += [finding for rule, rows in said.values() for finding in found_on(rule, rows)]
+    findings = found_by_rule(_held(reading, gpus, limits))
+    findings += found_by_rule(
+        (rule, (gpu, text, evidence))
+        for gpu in gpus
+        for rule, text, evidence in (*_power(gpu, limits), *_heat(gpu, limits))
+    )
     measured = {
         "gpus": [_measured(gpu) for gpu in gpus],
         "not_read": unread(gpus, REPORTED),
@@ -105,15 +104,13 @@ def _measured(gpu: Gpu) -> dict[str, Any]:
     return measured | {"expected_power_limit_w": gpu.power_default_w}
 
 
-def _held(reading: Reading, gpus: Sequence[Gpu], limits: Thresholds) -> list[Finding]:
-    seen: dict[Rule, list[tuple[Gpu, str, dict[str, Any]]]] = {}
+def _held(reading: Reading, gpus: Sequence[Gpu], limits: Thresholds) -> Iterator[tuple[Rule, Said]]:
     for gpu in gpus:
         samples = [sample[gpu.index].clock_reasons or 0 for sample in reading.samples]
         for rule, count in _counted(samples).items():
             rare = count <= limits.throttled_fraction * len(samples)
             row = (gpu, f"slowed down in {count} of {len(samples)} samples, wanted 0", {"reasons": samples})
-            seen.setdefault(replace(rule, severity=Severity.WARNING) if rare else rule, []).append(row)
-    return [finding for rule, rows in seen.items() for finding in found_on(rule, rows)]
+            yield (replace(rule, severity=Severity.WARNING) if rare else rule), row
 
 
 def _counted(samples: Sequence[int]) -> Counter[Rule]:

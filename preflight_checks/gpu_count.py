@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preflight_checks._gpus import READ_S, gpu_check, models, read
@@ -100,10 +101,9 @@ def _without_library(context: Context, reading: Reading) -> Outcome:
     if not asked or context.accelerators.kind not in ("none", "nvidia", "mig"):
         raise Skip(f"nothing asks for an NVIDIA GPU here, and NVML is not here: {reading.reason}")
     message = f"NVML is not here ({reading.reason}), wanted it as {asked}"
-    found = LIBRARY.found(message, asked=asked)
-    if asked.lower() == "nvidia_visible_devices=all":
-        found = Finding(LIBRARY.code, message, Severity.WARNING, LIBRARY.hint, Action.CONTINUE, found.evidence)
-    return Outcome("NVML is not here", (found,))
+    certain = asked.lower() != "nvidia_visible_devices=all"
+    rule = LIBRARY if certain else replace(LIBRARY, severity=Severity.WARNING)
+    return Outcome("NVML is not here", (rule.found(message, asked=asked),))
 
 
 def _missing(context: Context, count: int) -> list[Finding]:

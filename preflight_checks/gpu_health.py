@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from preflight_checks import _gpu_health_rules as known
 from preflight_checks import _xids
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
-from preflight_checks._gpus import READ_S, found_on, gpu_check, models, read_gpus, unread
+from preflight_checks._gpus import READ_S, found_by_rule, found_on, gpu_check, models, read_gpus, unread
 from trainer_agent.check import Context, Outcome
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def gpu_health(context: Context) -> Outcome:
     ]
     gone = {gpu.index for sample in reading.samples for gpu in sample if gpu.gone}
     pairs = [(a, b) for a, b in zip(*reading.samples, strict=True) if a.index not in gone]
-    said: dict[str, tuple[Rule, list[Any]]] = {}
-    for gpu, later in pairs:
-        for judge in (_driver, _rows, partial(_ecc, later=later), _settings):
-            for rule, text, evidence in judge(gpu, limits=limits):
-                said.setdefault(rule.code, (rule, []))[1].append((gpu, text, evidence))
-    findings += [finding for rule, rows in said.values() for finding in found_on(rule, rows)]
+    findings += found_by_rule(
+        (rule, (gpu, text, evidence))
+        for gpu, later in pairs
+        for judge in (_driver, _rows, partial(_ecc, later=later), _settings)
+        for rule, text, evidence in judge(gpu, limits=limits)
+    )
     answering = f"{len(pairs)} of {len(reading.gpus)} GPUs answer"
     measured = {
         "gpus": [{"index": gpu.index} | {name: getattr(gpu, name) for name in REPORTED} for gpu, _ in pairs],

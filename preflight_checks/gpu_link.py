@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_link_rules as known
 from preflight_checks._gpu_models import UNKNOWN, in_force, thresholds, wait_s
-from preflight_checks._gpus import READ_S, found_on, gpu_check, models, present, read_gpus, unread
+from preflight_checks._gpus import READ_S, found_by_rule, found_on, gpu_check, models, present, read_gpus, rises, unread
 from trainer_agent.check import Context, Outcome
 from trainer_agent.errors import Severity
 
@@ -70,14 +70,13 @@ def _active(gpu: Gpu) -> int:
 
 
 def _nvlink(gpus: Sequence[Gpu]) -> list[Finding]:
-    findings = []
+    rows = []
     for wanted, severity, gpu in ((*_wanted(gpu, gpus), gpu) for gpu in gpus):
         if gpu.links is not None and _active(gpu) < wanted:
             down = [link for link, up in gpu.links.items() if not up]
             text = f"{_active(gpu)} NVLinks are active, wanted {wanted}"
-            findings.append((replace(known.NVLINK, severity=severity), (gpu, text, {"down": down, "wanted": wanted})))
-    rules = {rule: None for rule, _ in findings}
-    return [f for rule in rules for f in found_on(rule, [said for r, said in findings if r == rule])]
+            rows.append((replace(known.NVLINK, severity=severity), (gpu, text, {"down": down, "wanted": wanted})))
+    return found_by_rule(rows)
 
 
 def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
@@ -101,11 +100,11 @@ def _fabric(context: Context, gpus: Sequence[Gpu]) -> list[Finding]:
         host.sleep(min(POLL_S, left))
         wanted = {gpu.index for gpu in gpus}
         gpus = [gpu for gpu in present(read_gpus(context, "fabric")) if gpu.index in wanted]
-    said: dict[Rule, list[tuple[Gpu, str, dict[str, Any]]]] = {}
-    for gpu in gpus:
-        for rule, text in _judge_fabric(gpu.fabric or {}):
-            said.setdefault(rule, []).append((gpu, text, {"fabric": dict(gpu.fabric or {})}))
-    return [finding for rule, rows in said.items() for finding in found_on(rule, rows)]
+    return found_by_rule(
+        (rule, (gpu, text, {"fabric": dict(gpu.fabric or {})}))
+        for gpu in gpus
+        for rule, text in _judge_fabric(gpu.fabric or {})
+    )
 
 
 def _starting(gpu: Gpu) -> bool:
@@ -191,10 +190,8 @@ def _risen(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
         if gpu.pcie_replays is not None and (later.pcie_replays or 0) > gpu.pcie_replays:
             rise = (later.pcie_replays or 0) - gpu.pcie_replays
             replays.append((gpu, f"{rise} PCIe replays while this check ran, wanted 0", {"replays": rise}))
-        before, after = gpu.link_errors or {}, later.link_errors or {}
-        rises = {name: after[name] - n for name, n in before.items() if after.get(name, 0) > n}
-        if rises:
-            worst = max(rises, key=lambda name: rises[name])
-            text = f"{worst} rose by {rises[worst]} while this check ran, wanted 0"
-            errors.append((gpu, text, {"rises": rises}))
+        if rose := rises(gpu.link_errors, later.link_errors):
+            worst = max(rose, key=lambda name: rose[name])
+            text = f"{worst} rose by {rose[worst]} while this check ran, wanted 0"
+            errors.append((gpu, text, {"rises": rose}))
     return [*found_on(known.PCIE_ERRORS, replays), *found_on(known.NVLINK_ERRORS, errors)]

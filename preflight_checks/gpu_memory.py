@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._gpu_models import MIB, Thresholds, in_force, thresholds, wait_s
-from preflight_checks._gpus import READ_S, found_on, gpu_check, present, read_gpus, unread
+from preflight_checks._gpus import READ_S, found_by_rule, gpu_check, present, read_gpus, unread
 from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Severity
 
@@ -113,12 +113,8 @@ def _reason(gpus: Sequence[Gpu]) -> str:
 
 
 def _findings(held: Sequence[Memory], limits: Thresholds, waited_s: float) -> list[Finding]:
-    said: dict[Rule, list[tuple[Gpu, str, dict[str, Any]]]] = {}
-    for memory in held:
-        row = (memory.gpu, _text(memory, limits), _evidence(memory, waited_s))
-        said.setdefault(_rule(memory, limits), []).append(row)
-    findings = [(rule, finding) for rule, rows in said.items() for finding in found_on(rule, rows)]
-    return [finding for rule, finding in sorted(findings, key=lambda it: it[0].code != MUCH_USED.code)]
+    rows = [(_rule(m, limits), (m.gpu, _text(m, limits), _evidence(m, waited_s))) for m in held]
+    return sorted(found_by_rule(rows), key=lambda finding: finding.code != MUCH_USED.code)
 
 
 def _rule(memory: Memory, limits: Thresholds) -> Rule:

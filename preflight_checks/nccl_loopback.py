@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from preflight_checks._blame import blame, rules
 from preflight_checks._busbw import MIB, SIZES, busbw_gbps, expected
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
-from preflight_checks._gpus import found_on
+from preflight_checks._gpus import found_on, rises
 from preflight_checks._probes import FOLDER, NO_TORCH, ProbeError, python_of
 from preflight_checks._ranks import run_ranks, visible_gpus
 from trainer_agent.check import Context, Outcome, Rule, Skip, check
@@ -199,14 +199,12 @@ def slow(rows: Sequence[Mapping[str, Any]], limits: Thresholds) -> Iterator[Find
 
 def risen(before: Sequence[Gpu], after: Sequence[Gpu]) -> list[Finding]:
     """Return the NVLink error counters that rose under load."""
-    later = {gpu.uuid: gpu.link_errors or {} for gpu in after}
+    later = {gpu.uuid: gpu.link_errors for gpu in after}
     said = []
     for gpu in before:
-        now = later.get(gpu.uuid, {})
-        rises = {name: now[name] - n for name, n in (gpu.link_errors or {}).items() if now.get(name, 0) > n}
-        if rises:
-            text = ", ".join(f"{name} rose by {rise}" for name, rise in rises.items())
-            said.append((gpu, f"{text} while the GPUs exchanged data, wanted 0", {"rises": rises}))
+        if rose := rises(gpu.link_errors, later.get(gpu.uuid)):
+            text = ", ".join(f"{name} rose by {rise}" for name, rise in rose.items())
+            said.append((gpu, f"{text} while the GPUs exchanged data, wanted 0", {"rises": rose}))
     return found_on(LINK_ERRORS, said)
 
 

@@ -125,7 +125,7 @@ def refused(context: Context, run: Run) -> Finding:
         raise ProbeError(f"torchrun does not know our options, wanted torch 2.0 or newer: {run.words}")
     ended = run_guarded([python, "-c", WHY], environ=context.environ, timeout_s=ASK_S)
     try:
-        why = json.loads(ended.stdout.strip().rpartition("\n")[2])
+        why = json.loads(ended.last_line)
     except ValueError as error:
         raise ProbeError(f"{python} does not say whether it has torch: {ended.stderr[-200:]}") from error
     if not why["torch"]:

@@ -172,16 +172,15 @@ def _run(name: str, file: str, timeout_s: float, context: Context) -> Outcome:
     try:
         return _outcome(name, ended)
     except AnswerError as error:
-        said = ended.stderr.strip().rpartition("\n")[2]
-        raise AnswerError(f"{file}: {error}{f'; its last words: {said}' if said else ''}") from error
+        said = f"; its last words: {ended.last_words}" if ended.last_words else ""
+        raise AnswerError(f"{file}: {error}{said}") from error
 
 
 def _outcome(name: str, ended: Ended) -> Outcome:
     if ended.problem:
         raise AnswerError(ended.problem)
-    if ended.code:
-        ends = f"ended with exit code {ended.code}" if ended.code > 0 else f"was killed by signal {-ended.code}"
-        raise AnswerError(f"it {ends}, wanted 0 and one JSON object, also for a failure")
+    if ended.end:
+        raise AnswerError(f"it {ended.end}, wanted 0 and one JSON object, also for a failure")
     return read_answer(name, ended.stdout)
 
 

@@ -60,6 +60,23 @@ class Ended:
     timed_out: bool
     duration_s: float
 
+    @property
+    def end(self) -> str:
+        """Return how it ended by itself where that was no good end: its exit code or signal in words, or nothing."""
+        if not self.code:
+            return ""
+        return f"ended with exit code {self.code}" if self.code > 0 else f"was killed by signal {-self.code}"
+
+    @property
+    def last_words(self) -> str:
+        """Return the last line of standard error."""
+        return self.stderr.strip().rpartition("\n")[2]
+
+    @property
+    def last_line(self) -> str:
+        """Return the last line of standard output."""
+        return self.stdout.strip().rpartition("\n")[2]
+
 
 @dataclass(frozen=True)
 class _Task:
