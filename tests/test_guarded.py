@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from trainer_agent.guarded import run_guarded
+from trainer_agent.process import is_alive
 
 pytestmark = pytest.mark.lab
 
@@ -70,14 +71,7 @@ def eventually(condition, within=5.0):
 
 def alive(pids):
     """Return those that run; a zombie that waits for somebody else's parent does not."""
-    found = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except psutil.NoSuchProcess:
-            pass
-    return found
+    return [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.fixture

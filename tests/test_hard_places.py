@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainer_agent.process import is_alive
+
 pytestmark = pytest.mark.lab
 
 AGENT = [sys.executable, "-m", "trainer_agent"]
@@ -137,15 +139,8 @@ def told(file):
 
 
 def alive(pids):
-    """Return those that run."""
-    found = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except psutil.NoSuchProcess:
-            pass
-    return found
+    """Return those that run; a zombie that waits for somebody else's parent does not."""
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def eventually(condition, within):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.cgroup import read_limits
@@ -110,8 +110,7 @@ def _answers(value: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     return [[str(v) for v in value]]
 
 
-def run_check(
-    check: Check,
+def context_on(
     host: Host,
     *,
     environ: Mapping[str, str] | None = None,
@@ -119,10 +118,10 @@ def run_check(
     nproc: int = 1,
     options: Options | None = None,
     refusal: AgentError | None = None,
-) -> Outcome | str:
-    """Run one check in this process on a (fake) machine; a skip returns its reason."""
+) -> Context:
+    """Return what a check would look at on a (fake) machine."""
     environ = environ or {}
-    context = Context(
+    return Context(
         environ=environ,
         topology=read_topology(environ, hostname=host.hostname()),
         limits=read_limits(host),
@@ -132,7 +131,11 @@ def run_check(
         nproc=nproc,
         refusal=refusal,
     )
+
+
+def run_check(check: Check, host: Host, **facts: Any) -> Outcome | str:
+    """Run one check in this process on a (fake) machine, with the facts of `context_on`; a skip returns its reason."""
     try:
-        return check.function(context)
+        return check.function(context_on(host, **facts))
     except Skip as skip:
         return str(skip)

@@ -7,10 +7,8 @@ from nvml_machines import h100_sxm, machine, mig
 from nvml_models import A100_PCIE, A100_SXM, B200_SXM, GB200, H100_NVL, H100_SXM, H200_SXM, L4
 
 from trainer_agent.accelerators import Accelerators
-from trainer_agent.cgroup import read_limits
-from trainer_agent.check import Context, Options, Outcome
-from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
-from trainer_agent.topology import read_topology
+from trainer_agent.check import Options, Outcome
+from trainer_agent.testing import FakeHost, context_on, run_check
 
 HEALTHY = {
     "8 x H100 SXM": h100_sxm(),
@@ -51,9 +49,7 @@ def run_on(standin, scenario, checks, root, *, nodes=8, host=None, accelerators=
 
 def context_of(root, environ=None, *, profile="standard"):
     """Return what a check may look at."""
-    host, environ = FakeHost(root), environ or {}
-    topology = read_topology(environ, hostname="here")
-    return Context(environ, topology, read_limits(host), NO_DEVICES, host, Options(profile=profile))
+    return context_on(FakeHost(root), environ=environ, options=Options(profile=profile))
 
 
 def found(outcomes):

@@ -29,9 +29,8 @@ from preflight_checks.nccl_loopback import (
     why_no_nics,
 )
 from trainer_agent.accelerators import Accelerators
-from trainer_agent.cgroup import read_limits
-from trainer_agent.check import Context, Options, Skip
-from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
+from trainer_agent.check import Options, Skip
+from trainer_agent.testing import NO_DEVICES, FakeHost, context_on, run_check
 from trainer_agent.topology import read_topology
 
 pytestmark = pytest.mark.lab
@@ -58,8 +57,7 @@ def host(tmp_path):
 
 @pytest.fixture
 def context(host):
-    options = Options(budget_s=120)
-    return Context(PATH, read_topology({}, hostname="a-host"), read_limits(host), NO_DEVICES, host, options)
+    return context_on(host, environ=PATH, options=Options(budget_s=120))
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ def test_nothing_outlives_the_agent(mark, tmp_path):
     os.kill(agent, signal.SIGKILL)
     os.waitpid(agent, 0)
 
-    until(lambda: not marked(MARK=mark), limit_s=20)  # long before the time of the ranks is up
+    assert until(lambda: not marked(MARK=mark), limit_s=20)  # long before the time of the ranks is up
 
 
 def test_without_torch_there_is_nothing_to_start(context, tmp_path):

@@ -7,10 +7,8 @@ import sys
 import pytest
 
 from preflight_checks._probes import FOLDER, NoTorchError, ProbeError, ask, ask_side_by_side
-from trainer_agent.cgroup import read_limits
-from trainer_agent.check import Context, Options
-from trainer_agent.testing import NO_DEVICES, FakeHost
-from trainer_agent.topology import read_topology
+from trainer_agent.check import Options
+from trainer_agent.testing import FakeHost, context_on
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -32,8 +30,7 @@ def probe(tmp_path):
 
 
 def context(host, python="", environ=PATH):
-    topology = read_topology({}, hostname="a-host")
-    return Context(environ, topology, read_limits(host), NO_DEVICES, host, Options(python=python))
+    return context_on(host, environ=environ, options=Options(python=python))
 
 
 def test_the_answer_is_the_last_line(host, probe):

@@ -14,11 +14,9 @@ from preflight_checks._probes import ProbeError
 from preflight_checks._ranks import Run, heard
 from preflight_checks.torchrun_smoke import judge, plan, torchrun_smoke, with_codes
 from trainer_agent.accelerators import Accelerators
-from trainer_agent.cgroup import read_limits
-from trainer_agent.check import Context, Options, Skip
+from trainer_agent.check import Options, Skip
 from trainer_agent.guarded import run_guarded
-from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
-from trainer_agent.topology import read_topology
+from trainer_agent.testing import NO_DEVICES, FakeHost, context_on, run_check
 
 pytestmark = pytest.mark.lab
 
@@ -59,7 +57,7 @@ def host(tmp_path):
 
 @pytest.fixture
 def context(host):
-    return Context(PATH, read_topology({}, hostname="a-host"), read_limits(host), NO_DEVICES, host)
+    return context_on(host, environ=PATH)
 
 
 @pytest.fixture
@@ -163,7 +161,7 @@ def test_nothing_outlives_a_preflight_that_is_killed(mark, tmp_path):
     os.kill(agent, signal.SIGKILL)
     os.waitpid(agent, 0)
 
-    until(lambda: not marked(MARK=mark), limit_s=20)  # long before the time of the ranks is up
+    assert until(lambda: not marked(MARK=mark), limit_s=20)  # long before the time of the ranks is up
 
 
 def test_a_rank_cannot_report_more_than_a_line(context):
