@@ -7,6 +7,7 @@ is gone, even by SIGKILL, so that a preflight that is killed leaves no process e
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import selectors
@@ -17,7 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from trainer_agent.process import (
     REAP_SECONDS,
@@ -30,7 +31,7 @@ from trainer_agent.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import IO
 
 OUTPUT_BYTES = 1 << 20
@@ -82,9 +83,17 @@ class Ended:
 class _Task:
     argv: Sequence[str]
     environ: Mapping[str, str]
-    cwd: str | None
-    timeout_s: float
-    memory_bytes: float | None
+    timeout_s: float = math.inf
+    cwd: str | None = None
+    memory_bytes: float | None = None
+    stdin: int = subprocess.DEVNULL
+    stdout: int = subprocess.PIPE
+    fds: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> list[int]:
+        """The files of ours that the program gets."""
+        return [fd for fd in (self.stdin, self.stdout, *self.fds) if fd >= 0]
 
 
 def run_guarded(
@@ -104,45 +113,88 @@ def run_guarded(
     Raises:
         OSError: the program cannot be started.
     """
-    began = time.monotonic()
-    task = _Task(argv, environ, cwd, timeout_s, memory_bytes)
-    lifeline, ours = os.pipe()
-    answer, theirs = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with termination_held():
-        pid = os.fork()
-        if pid == 0:
-            _guard(lifeline, theirs, lambda: _run(task, lifeline))
-    os.close(lifeline)
-    os.close(theirs)
-    try:
-        with os.fdopen(answer, "rb") as reply:
-            data = reply.read()
-    finally:
-        os.close(ours)  # the guard ends what still runs
-        os.waitpid(pid, 0)
-    found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
-    if isinstance(found, OSError):
-        raise found
-    code, out, err, problem, timed_out = found
-    return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - began)
+    with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes)) as program:
+        return program.wait()
+
+
+def start_guarded(
+    argv: Sequence[str], *, environ: Mapping[str, str], stdin: int, stdout: int, fds: tuple[int, ...] = ()
+) -> Guarded:
+    """Start a program that we talk with; it gets these files, and `fds` under their own numbers."""
+    return Guarded(_Task(argv, environ, stdin=stdin, stdout=stdout, fds=fds))
+
+
+class Guarded:
+    """A program that runs under its guard, until it ends, or `end` is called, or we are gone."""
+
+    def __init__(self, task: _Task) -> None:
+        self.began = time.monotonic()
+        self.ended: Ended | None = None
+        lifeline, self.lifeline = os.pipe()
+        self.answer, answer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with termination_held():
+            self.guard = os.fork()
+            if self.guard == 0:
+                _guard(lifeline, answer, task)
+        os.close(lifeline)
+        os.close(answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with suppress(OSError):
+            self.end()
+
+    def wait(self) -> Ended:
+        """
+        Return how it ended.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        if self.ended is None:
+            with os.fdopen(os.dup(self.answer), "rb") as reply:
+                self.ended = self._found(reply.read())
+        return self.ended
+
+    def end(self) -> Ended | None:
+        """End it, and everything that it started; return how it ended, None when that is not known."""
+        lifeline, self.lifeline = self.lifeline, -1
+        if lifeline < 0:
+            return self.ended
+        os.close(lifeline)  # the guard ends what still runs
+        try:
+            return self.wait()
+        finally:
+            os.close(self.answer)
+            os.waitpid(self.guard, 0)
+
+    def _found(self, data: bytes) -> Ended:
+        found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
+        if isinstance(found, OSError):
+            raise found
+        code, out, err, problem, timed_out = found
+        return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - self.began)
 
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _guard(lifeline: int, answer: int, work: Callable[[], Any]) -> NoReturn:
-    """In the fork: do `work` apart from our parent's group and files, and send what comes of it."""
+def _guard(lifeline: int, answer: int, task: _Task) -> NoReturn:
+    """In the fork: run the program apart from our parent's group and files, and send what comes of it."""
     with suppress(BaseException):  # nothing may travel up into a copy of the parent's stack
         os.setsid()
         adopt_orphans()
         for signum in TERMINATION_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
-        _keep_only(lifeline, answer)
+        _keep_only(lifeline, answer, *task.given)
+        found: object
         try:
-            found = work()
+            found = _run(task, lifeline)
         except OSError as error:
             found = error
         with os.fdopen(answer, "wb") as reply:
@@ -166,12 +218,15 @@ def _run(task: _Task, lifeline: int) -> tuple[int | None, bytes, bytes, str, boo
         list(task.argv),
         env=dict(task.environ),
         cwd=task.cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdin=task.stdin,
+        stdout=task.stdout,
         stderr=subprocess.PIPE,
+        pass_fds=task.fds,
         process_group=0,
         preexec_fn=_prepare,  # noqa: PLW1509  # no thread runs here
     )
+    for fd in task.given:  # so that it hears of our parent's end, and our parent of its end
+        os.close(fd)
     watch = _Watch(program, lifeline)
     problem = watch.until_end(task.timeout_s, task.memory_bytes)
     problem += _end(program)
