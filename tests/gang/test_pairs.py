@@ -217,11 +217,11 @@ def test_of_two_nodes_nobody_can_tell(probability):
         ([2], [], Blame(nodes=(2,))),
         ([2, 5], [], Blame(undetermined=((2, 5), (2, 9), (5, 9)))),
         ([2, 5, 9], [], Blame(undetermined=((2, 5), (2, 9), (5, 9)))),
-        ([], [(2, 9)], Blame(undetermined=((2, 9),))),
+        ([], [(2, 9)], Blame(links=((2, 9),))),
     ],
 )
 def test_three_nodes(faulty, links, verdict):
-    """One is named; two, and a link, are not, as there is no second witness."""
+    """One is named, and so is a link; two are not, as there is no second witness."""
     for seed in range(20):
         assert verdict == blame(play([2, 5, 9], always(faulty, links), seed=seed))
 

@@ -17,20 +17,30 @@ def meetings(results):
 @pytest.mark.parametrize(
     "results,verdict",
     [
-        pytest.param({"01": "xxxx", "02": ".", "03": ".", "12": ".", "13": "."}, Blame(links=((0, 1),)), id="link"),
+        pytest.param({"01": "xxxx", "02": "." * 8, "12": "." * 8}, Blame(links=((0, 1),)), id="link"),
         pytest.param(
-            {"01": "xxx", "02": ".", "03": ".", "12": ".", "13": "."},
+            {"01": "xxxx", "02": "." * 8, "12": "." * 7},
+            Blame(undetermined=((0, 1),)),
+            id="too little is known of what one of a link's nodes does without it",
+        ),
+        pytest.param(
+            {"01": "xxxx", "02": "." * 6 + "xx", "03": ".", "12": "." * 8},
+            Blame(links=((0, 1),), undetermined=((0, 2),)),
+            id="a link between nodes that do well, not always",
+        ),
+        pytest.param(
+            {"01": "xxx", "02": "." * 8, "12": "." * 8},
             Blame(undetermined=((0, 1),)),
             id="not often enough for a link",
         ),
         pytest.param(
-            {"01": "xxxx.", "02": ".", "03": ".", "12": ".", "13": "."},
+            {"01": "xxxx.", "02": "." * 8, "12": "." * 8},
             Blame(undetermined=((0, 1),)),
             id="a link does not pass",
         ),
         pytest.param(
-            {"01": "xxxx", "02": ".", "03": ".", "12": "."},
-            Blame(undetermined=((0, 1),)),
+            {"01": "xxxx", "02": "." * 8, "13": "....xxxx"},
+            Blame(undetermined=((0, 1), (1, 3))),
             id="a link is one for both of its nodes",
         ),
         pytest.param(
