@@ -7,27 +7,46 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import faults
 import pytest
 from podlab import Lab, LabError, eventually, missing_tools, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 GROUPS = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    """Return a fresh lab; it is built in a quarter of a second."""
+def lab_of(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
+    """Return what builds a lab with so many nodes, in a quarter of a second for three."""
     tools = missing_tools()
     if tools:
         without(f"the lab needs {', '.join(tools)}")
     with ExitStack() as stack:
-        try:
-            built = stack.enter_context(Lab(tmp_path, rootless=os.geteuid() != 0))
-        except LabError as error:
-            without(str(error))
-        yield built
+
+        def build(nodes: int) -> Lab:
+            try:
+                return stack.enter_context(Lab(tmp_path, rootless=os.geteuid() != 0, nodes=nodes))
+            except LabError as error:
+                without(str(error))
+
+        yield build
+
+
+@pytest.fixture
+def lab(lab_of: Callable[[int], Lab]) -> Lab:
+    """Return a fresh lab with three nodes."""
+    return lab_of(3)
+
+
+@pytest.fixture
+def lab_of_faults(lab_of: Callable[[int], Lab]) -> Callable[[int], Lab]:
+    """Return what builds a lab in which something can be broken, as `faults` does."""
+    tools = faults.missing_tools()
+    if tools:
+        without(f"faults need {', '.join(tools)}")
+    return lab_of
 
 
 @pytest.fixture

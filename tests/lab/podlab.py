@@ -1,11 +1,11 @@
 """
-Four 'pods' on one machine, made of namespaces, with a name server of their own.
+'Pods' on one machine, made of namespaces, with a name server of their own: a launcher and as many nodes as wanted.
 
 All of it is one tree of processes below one `unshare`, which the kernel kills when its parent dies: nothing is left
 behind, not even after `kill -9`. It works for root, and for a user who may make user namespaces.
 
-    unshare (net, mount, ipc, pid)       bridge br0 with 10.77.0.1, dnsmasq
-    ├── pod job1-node-0-0                net, uts, ipc, mount and pid namespaces; 10.77.0.10
+    unshare (net, mount, ipc, pid)       bridge br0 with 10.77.0.1, dnsmasq; v0, v1… are the bridge's ends of links
+    ├── pod job1-node-0-0                net, uts, ipc, mount and pid namespaces; eth0 with 10.77.0.10
     │   └── container                    a command as PID 1 of one more pid namespace
     └── …
 """
@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 JOB = "job1"
 NAMESPACE = "default.svc.cluster.local"
 GATEWAY = "10.77.0.1"
-ADDRESSES = {f"{JOB}-node-0-{i}": f"10.77.0.1{i}" for i in range(3)} | {f"{JOB}-launcher-0-0": "10.77.0.9"}
+LAUNCHER = f"{JOB}-launcher-0-0"
+
+
+def addresses(nodes: int) -> dict[str, str]:
+    """Return the address of every pod of a lab with so many nodes, ten at most."""
+    return {f"{JOB}-node-0-{i}": f"10.77.0.1{i}" for i in range(nodes)} | {LAUNCHER: "10.77.0.9"}
+
+
+ADDRESSES = addresses(3)
 MASTER = f"{JOB}-node-0-0.{JOB}"
 PORT = 29500
 
@@ -89,9 +97,10 @@ def children(pid: int) -> list[int]:
 class Lab:
     """The pods by name, and their name server, which knows no name until it is published."""
 
-    def __init__(self, directory: Path, *, rootless: bool) -> None:
+    def __init__(self, directory: Path, *, rootless: bool, nodes: int = 3) -> None:
         self.directory = directory
         self.rootless = rootless
+        self.addresses = addresses(nodes)
         self.pods: dict[str, Pod] = {}
         self.holder = self.name_server = 0
         self.count = itertools.count()
@@ -114,6 +123,11 @@ class Lab:
         """Tell the name server the names of these pods, of all without arguments."""
         for pod in pods or self.pods.values():
             (self.directory / "names" / pod.name).write_text(f"{pod.address} {pod.name}.{JOB}.{NAMESPACE}\n")
+
+    def withdraw(self, pod: Pod) -> None:
+        """Let the name server forget this pod's name."""
+        (self.directory / "names" / pod.name).unlink(missing_ok=True)
+        os.kill(self.name_server, signal.SIGHUP)
 
     def queries(self, name: str, pod: Pod) -> int:
         """Return how often a pod has asked for the name, such as `MASTER`."""
@@ -148,32 +162,37 @@ class Lab:
             pid = below[0]
         return pid
 
+    def network(self, pid: int, *argv: str, text: str = "") -> str:
+        """Run a network tool in the network of a process, the bridge's being `holder`; return what it printed."""
+        user = ["--user", "--preserve-credentials"] if self.rootless else []
+        argv = ("nsenter", "--target", str(pid), *user, "--net", *argv)
+        done = subprocess.run(
+            argv, input=text, check=False, env={"PATH": PATH}, timeout=10, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
     def _build(self) -> None:
         for folder in ("names", "containers"):
             (self.directory / folder).mkdir()
         user = ["--user", "--map-root-user"] if self.rootless else []
         prefix = ["setpriv", "--pdeathsig", "KILL", "unshare", *user, "--net", "--uts", "--ipc", *FRESH_PIDS]
         self.holder = self.hold(prefix, "true")
-        for name, address in ADDRESSES.items():
-            self.pods[name] = Pod(self, name, address)
+        for index, (name, address) in enumerate(self.addresses.items()):
+            self.pods[name] = Pod(self, name, address, link=f"v{index}")
         self._cable()
         self._serve_names()
 
     def _cable(self) -> None:
         links = ["link set lo up", "link add br0 type bridge", f"addr add {GATEWAY}/24 dev br0", "link set br0 up"]
-        for index, pod in enumerate(self.pods.values()):
-            links.append(f"link add v{index} type veth peer name eth0 netns {pod.holder}")
-            links.append(f"link set v{index} master br0 up")
-        self._ip(self.holder, links)
         for pod in self.pods.values():
-            self._ip(pod.holder, ["link set lo up", f"addr add {pod.address}/24 dev eth0", "link set eth0 up"])
-
-    def _ip(self, pid: int, lines: Sequence[str]) -> None:
-        user = ["--user", "--preserve-credentials"] if self.rootless else []
-        argv = ["nsenter", "--target", str(pid), *user, "--net", "ip", "-batch", "-"]
-        done = subprocess.run(argv, input="\n".join(lines).encode(), check=False, env={"PATH": PATH}, timeout=10)
-        if done.returncode:
-            raise LabError(f"cannot make a network: {' '.join(argv)}")
+            links.append(f"link add {pod.link} type veth peer name eth0 netns {pod.holder}")
+            links.append(f"link set {pod.link} master br0 up")
+        self.network(self.holder, "ip", "-batch", "-", text="\n".join(links))
+        for pod in self.pods.values():
+            own = f"link set lo up\naddr add {pod.address}/24 dev eth0\nlink set eth0 up"
+            self.network(pod.holder, "ip", "-batch", "-", text=own)
 
     def _serve_names(self) -> None:
         names = f"--hostsdir={self.directory}/names"
@@ -195,10 +214,11 @@ class Pod:
         'if [ -e /etc/nsswitch.conf ]; then mount --bind "$2/nsswitch.conf" /etc/nsswitch.conf; fi'
     )
 
-    def __init__(self, lab: Lab, name: str, address: str) -> None:
+    def __init__(self, lab: Lab, name: str, address: str, *, link: str) -> None:
         self.lab = lab
         self.name = name
         self.address = address
+        self.link = link
         etc = lab.directory / name
         etc.mkdir()
         # As the kubelet writes it: the pod's own name is there, <pod>.<service> is not.
@@ -208,9 +228,11 @@ class Pod:
         fresh = ["unshare", "--net", "--uts", "--ipc", *FRESH_PIDS]
         self.holder = lab.hold([*lab.enter(lab.holder), *fresh], self.SETUP, name, str(etc))
 
-    def run(self, *argv: str, env: Mapping[str, str] | None = None, cgroup: Path | None = None) -> Container:
-        """Start a command as PID 1 of a pid namespace of its own."""
-        return Container(self, argv, env or {}, cgroup)
+    def run(
+        self, *argv: str, env: Mapping[str, str] | None = None, cgroup: Path | None = None, shared: bool = False
+    ) -> Container:
+        """Start a command as PID 1 of a pid namespace, or, as with shareProcessNamespace, as any process of the pod."""
+        return Container(self, argv, env or {}, cgroup, ["--mount"] if shared else FRESH_PIDS)
 
     def launch(self, *argv: str, env: Mapping[str, str], cgroup: Path | None = None) -> Container:
         """Start `trainer-agent launch` with a termination log, as PID 1."""
@@ -220,8 +242,12 @@ class Pod:
 class Container:
     """A command that runs as PID 1, seen from outside."""
 
-    def __init__(self, pod: Pod, argv: Sequence[str], env: Mapping[str, str], cgroup: Path | None) -> None:
+    def __init__(
+        self, pod: Pod, argv: Sequence[str], env: Mapping[str, str], cgroup: Path | None, fresh: Sequence[str]
+    ) -> None:
+        self.pod = pod
         self.argv = argv
+        self.shared = "--pid" not in fresh
         self.directory = pod.lab.directory / "containers" / str(next(pod.lab.count))
         (self.directory / "tmp").mkdir(parents=True)
         files = [self.directory / name for name in ("kubelet-file", "termination-log")]
@@ -230,13 +256,15 @@ class Container:
         words = ["sh", "-c", RUNTIME, "sh", str(cgroup or ""), *map(str, files), str(self.directory), *argv]
         own = {"PATH": PATH, "HOME": "/tmp", "TMPDIR": str(self.directory / "tmp"), "HOSTNAME": pod.name}
         with (self.directory / "stdout").open("wb") as out, (self.directory / "stderr").open("wb") as err:
-            prefix = [*pod.lab.enter(pod.holder), "unshare", *FRESH_PIDS]
+            prefix = [*pod.lab.enter(pod.holder), "unshare", *fresh]
             self.process = pod.lab.popen([*prefix, *words], env={**own, **env}, stdout=out, stderr=err)
 
     @cached_property
     def pid(self) -> int:
-        """The pid of PID 1 as it is here, outside: nsenter and unshare stand before it."""
+        """The pid of the command as it is here, outside: nsenter and unshare stand before it."""
         unshare = eventually(lambda: children(self.process.pid), within=END_S, what="nsenter has a child")[0]
+        if self.shared:
+            return unshare  # which has become the command, as it need not fork
         return eventually(lambda: children(unshare), within=END_S, what="unshare has a child")[0]
 
     @property
@@ -271,7 +299,7 @@ class Container:
     def printed(self, text: str, *, within: float) -> None:
         """Wait for a line of standard output."""
         eventually(lambda: text in self.stdout or self.ended, within=within, what=f"{text!r} is printed")
-        assert text in self.stdout, self._story()
+        assert text in self.stdout, self.story()
 
     @property
     def ended(self) -> bool:
@@ -288,7 +316,7 @@ class Container:
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not ended within {within} s: {self._story()}") from None
+            raise AssertionError(f"not ended within {within} s: {self.story()}") from None
 
     def outlives(self, seconds: float) -> bool:
         """Return whether it still runs after so many seconds."""
@@ -306,16 +334,14 @@ class Container:
     def listens(self, port: int) -> bool:
         """Return whether somebody in its network listens on `port`."""
         with suppress(OSError):
-            lines = [line.split() for f in ("tcp", "tcp6") for line in _lines(f"/proc/{self.pid}/net/{f}")]
+            files = [Path(f"/proc/{self.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+            lines = [line.split() for text in files for line in text.splitlines()[1:]]
             return any(w[3] == "0A" and w[1].endswith(f":{port:04X}") for w in lines)
         return False
 
-    def _story(self) -> str:
+    def story(self) -> str:
+        """Return what one wants to read when it did not do what it should."""
         return f"{' '.join(self.argv)}\n--- stdout\n{self.stdout[-2000:]}\n--- stderr\n{self.stderr[-4000:]}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()[1:]
 
 
 def _collect(process: subprocess.Popen[bytes]) -> None:
