@@ -13,19 +13,26 @@ import time
 from typing import Any, Callable
 
 WORDS = 600  # characters of an exception that are kept
+PERIOD = 1009  # prime, so that no two of as many ranks send the same
 
 
 class Rank:
-    """One process of the group, which reports as it goes."""
+    """
+    One process of the group, which reports as it goes.
 
-    def __init__(self, rank: int) -> None:
+    Args:
+        always: what it says with every stage.
+    """
+
+    def __init__(self, rank: int, **always: Any) -> None:
         self.rank = rank
+        self.always = always
         self.stage = "start"
 
     def say(self, stage: str, **facts: Any) -> None:
         """Report a stage in one write: a pipe then keeps the lines of all ranks whole."""
         self.stage = stage
-        line = json.dumps({"rank": self.rank, "stage": stage, "at": time.monotonic(), **facts})
+        line = json.dumps({"rank": self.rank, "stage": stage, "at": time.monotonic(), **self.always, **facts})
         os.write(1, f"\n{line}\n".encode())
 
     def run(self, work: Callable[[Rank], None]) -> None:
@@ -57,25 +64,36 @@ def gpu_facts(torch: Any, device: Any) -> dict[str, Any]:
     return {"gpu": properties.name, "uuid": f"GPU-{uuid}" if uuid else ""}
 
 
-def wrong_results(torch: Any, rank: Rank, world: int, *, device: Any, count: int) -> list[dict[str, Any]]:
+def wrong_results(
+    torch: Any, rank: Rank, world: int, *, device: Any, count: int, own: int | None = None
+) -> list[dict[str, Any]]:
     """
     Exchange `count` small whole numbers and return what came out wrong.
 
-    Every sum is below 2^24, so float32 holds it exactly in whatever order it was added.
+    Args:
+        own: the rank in the process group, where that is another than the one it reports as.
+
+    With up to 16,000 ranks every sum is below 2^24, so float32 holds it exactly in whatever order it was added.
     """
     dist = torch.distributed
-    place = torch.arange(count, dtype=torch.int32, device=device).remainder_(1009)
+    own = rank.rank if own is None else own
+    circle = torch.arange(PERIOD, dtype=torch.int32, device=device)
+    place = torch.arange(count, device=device).remainder_(PERIOD)
+
+    def turned(of: int) -> Any:
+        return circle.add(7919 * of).remainder_(PERIOD)
 
     def payload(of: int) -> Any:
-        return place.add(7919 * of).float()
+        return turned(of)[place].float()
 
     rank.say("all-reduce")
-    total = payload(rank.rank)
+    total = payload(own)
     dist.all_reduce(total)
-    wrong = _differences(torch, total, place.mul(world).add_(7919 * sum(range(world))).float(), of="all-reduce")
+    wanted = sum(turned(of) for of in range(world))[place].float()
+    wrong = _differences(torch, total, wanted, of="all-reduce")
     rank.say("all-gather")
     parts = [torch.empty_like(total) for _ in range(world)]
-    dist.all_gather(parts, payload(rank.rank))
+    dist.all_gather(parts, payload(own))
     for source, part in enumerate(parts):
         wrong += _differences(torch, part, payload(source), of="all-gather", source=source)
     return wrong
