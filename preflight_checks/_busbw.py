@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from trainer_agent.gang import speeds
+
+busbw_gbps = speeds.busbw_gbps
 MIB, GIB = 1 << 20, 1 << 30
 LARGE = 16 * GIB  # the largest of nccl-tests as cluster operators run it; 64 MiB does not saturate NVLink
 
@@ -64,9 +67,3 @@ def expected(model: str, of: str, ranks: int, size: int, *, nvls: bool | None) -
     if nvls is None and either not in ({None}, {RING, NVLS}):
         return None  # the number holds only with NVLS, and it may be off
     return min((row.gbps for row in rows if nvls is None or row.nvls in (None, nvls)), default=None)
-
-
-def busbw_gbps(of: str, ranks: int, size: int, seconds: float) -> float:
-    """Return the bus bandwidth as nccl-tests counts it: what each link carries, whatever the number of ranks."""
-    factor = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}[of]
-    return factor * size / seconds / 1e9
