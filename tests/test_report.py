@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,15 @@ def test_json(data):
         "measurements": {"bytes": 67108864},
     } == shm
     assert ["clock", "bandwidth", "shm", "rdma", "cuda"] == [c["name"] for c in data["checks"]]
+
+
+def test_a_report_has_a_gang_only_where_there_was_one(data):
+    """It stands behind the checks, as it was given."""
+    with_gang = replace(REPORT, gang={"summary": "s"}).as_dict()
+
+    assert "gang" not in data
+    assert {**data, "gang": {"summary": "s"}} == with_gang
+    assert ["checks", "gang", "started_at"] == list(with_gang)[6:9]
 
 
 def test_load_gives_back_what_was_saved(data, tmp_path):
@@ -194,6 +204,55 @@ def test_compact_with_many_suspects(data):
     assert len(compact(data).encode()) > TERMINATION_BYTES - 100
 
 
+GANG = {
+    "blame": "peer",
+    "summary": "node 2 (n2) never arrived",
+    "undetermined": [{"ranks": [0, 1], "reason": "they failed with each other only"}],
+}
+
+
+def test_compact_of_a_gang(data):
+    """Who is to blame, the summary and what nobody knows stand with the verdict."""
+    expected = {
+        "verdict": "fatal",
+        "exit_code": 30,
+        "action": "stop",
+        "node": {"hostname": "node-a", "rank": 1, "nnodes": 2},
+        "blame": "peer",
+        "gang": {"summary": GANG["summary"], "undetermined": GANG["undetermined"]},
+        "suspects": [{"kind": "node", "id": "node-a", "node_rank": 1, "reason": "it is slow"}],
+    }
+    found = json.loads(compact({**data, "gang": GANG, "checks": []}))
+
+    assert (expected, list(expected)) == (found, list(found))
+
+
+def test_compact_of_a_huge_gang(data):
+    """Hundreds of suspects and sets: whole, within the limit, the culprits' names before the rest."""
+    suspects = [
+        {"kind": "node", "id": f"job1-node-0-{n}", "node_rank": n, "reason": "slow with every partner " * 9}
+        for n in range(0, 4096, 8)
+    ]
+    sets = [{"ranks": list(range(n, 4096)), "reason": "they met nobody else " * 50} for n in range(300)]
+    gang = {"blame": "peer", "summary": "node 0 (job1-node-0-0) and 511 more are slow: " * 900, "undetermined": sets}
+
+    text = compact({**data, "suspects": suspects, "gang": gang})
+
+    found = json.loads(text)
+    assert TERMINATION_BYTES - 300 < len(text.encode()) <= TERMINATION_BYTES
+    assert ["peer", True] == [found["blame"], found["gang"]["summary"].startswith("node 0 (job1-node-0-0) and 511")]
+    shown = found["gang"]["undetermined"]
+    assert ([list(range(n, n + 16)) for n in range(2)], 298) == (
+        [one["ranks"] for one in shown],
+        found["gang"]["undetermined_left_out"],
+    )
+    names = [s["id"] for s in found["suspects"]]
+    assert 12 < len(names)
+    assert [s["id"] for s in suspects[: len(names)]] == names
+    assert 512 == len(names) + found["suspects_left_out"]
+    assert 1 == len(found["findings"])
+
+
 def test_compact_with_an_endless_text(data):
     """Texts are cut where one alone exceeds the limit, and every key stays."""
     data["suspects"][0]["reason"] = "ü" * 100_000
@@ -228,13 +287,27 @@ CHECKS = st.fixed_dictionaries(
 SUSPECTS = st.fixed_dictionaries({"kind": st.just("node"), "id": TEXTS, "node_rank": st.integers(), "reason": TEXTS})
 
 
-@given(st.lists(CHECKS, max_size=4), st.lists(SUSPECTS, max_size=40), TEXTS, st.integers(1200, TERMINATION_BYTES))
-def test_compact_is_always_whole(checks, suspects, hostname, limit):
+UNDETERMINED = st.fixed_dictionaries({"ranks": st.lists(st.integers(0, 4096), max_size=40), "reason": TEXTS})
+GANGS = st.fixed_dictionaries(
+    {"blame": st.just("peer"), "summary": TEXTS, "undetermined": st.lists(UNDETERMINED, max_size=9)}
+)
+
+
+@given(
+    st.lists(CHECKS, max_size=4),
+    st.lists(SUSPECTS, max_size=40),
+    TEXTS,
+    st.integers(1200, TERMINATION_BYTES),
+    st.none() | GANGS,
+)
+def test_compact_is_always_whole(checks, suspects, hostname, limit, gang):
     """Whatever the texts are, the result is valid JSON within the limit, and the worst finding is the first."""
     head = {"verdict": "warn", "exit_code": 10, "action": "continue"}
     node = {"hostname": hostname, "rank": 0, "nnodes": 1}
-    text = compact({**head, "node": node, "suspects": suspects, "checks": checks}, limit=limit)
+    gangs = {} if gang is None else {"gang": gang}
+    text = compact({**head, "node": node, "suspects": suspects, "checks": checks, **gangs}, limit=limit)
     found = json.loads(text)
+    assert (None if gang is None else "peer") == found.get("blame")
     assert len(text.encode()) <= limit
     assert head == {k: found[k] for k in head}
     order = [s for s in ("fail", "error", "warn", "pass", "skip") for c in checks if c["status"] == s for _ in shown(c)]

@@ -71,6 +71,21 @@ def test_a_damaged_file_is_an_error_without_a_traceback(tmp_path, name):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["text", "html"])
+def test_a_damaged_gang_is_such_an_error_too(saved, tmp_path, name):
+    """Though all that older reports have is there."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**json.loads(saved.read_text()), "gang": {"summary": "s"}}))
+    argv = [sys.executable, "-m", "trainer_agent", "report", str(path), "--output", name]
+
+    done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=30, check=False)
+
+    assert (30, "") == (done.returncode, done.stdout)
+    assert "report-damaged" in done.stderr
+    assert "KeyError: 'attempt'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def on_terminal(saved, **environ):
     """Return what the program writes to a real terminal."""
     ours, theirs = pty.openpty()

@@ -39,6 +39,44 @@ GOOD = {
             "measurements": {},
         },
     ],
+    "gang": {
+        "attempt": "a1",
+        "epoch": 1,
+        "written_by": 0,
+        "nnodes": 2,
+        "verdict": "retry",
+        "action": "reschedule",
+        "blame": "self",
+        "summary": "node 1 (node-a) is slow",
+        "nodes": [
+            {
+                "rank": 1,
+                "hostname": "node-a",
+                "node": "gpu-17",
+                "address": "10.77.0.10",
+                "arrived_s": 0.5,
+                "state": "ready",
+                "note": "",
+                "clock_offset_s": -0.01,
+            }
+        ],
+        "differences": [
+            {"key": "driver", "severity": "info", "values": [{"value": "550", "ranks": [0]}], "minority": [1]}
+        ],
+        "collective": {
+            "backend": "gloo",
+            "ranks": 2,
+            "transport": "tcp",
+            "passed": True,
+            "rows": [{"of": "all-reduce", "bytes": 8, "seconds": 0.1, "busbw_gbps": 0.5, "expected_busbw_gbps": 1.0}],
+            "message": "exact",
+        },
+        "pairs": [{"a": 0, "b": 1, "round": 0, "passed": False, "gbps": 0.1, "why": "slow"}],
+        "suspects": [{"kind": "node", "id": "node-a", "node_rank": 1, "reason": "it is slow"}],
+        "undetermined": [{"ranks": [0, 1], "reason": "they met nobody else"}],
+        "avoid": {"hostnames": ["gpu-17"], "gpus": ["GPU-uuid"]},
+        "phases": [{"name": "roll-call", "seconds": 0.31}],
+    },
     "started_at": "2026-01-01T00:00:00.000+00:00",
     "duration_s": 1.235,
     "versions": {"trainer-agent": "1", "python": "3", "kernel": "6"},
@@ -78,6 +116,22 @@ def without(path):
     return data
 
 
+def at(path):
+    value = GOOD
+    for step in path:
+        value = value[step]
+    return value
+
+
+def shapes_in(schema):
+    """Yield all objects that the schema describes."""
+    if isinstance(schema, dict) and schema.get("type") == "object" and "properties" in schema:
+        yield schema
+    below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for one in below:
+        yield from shapes_in(one)
+
+
 def dotted(path):
     return ".".join(map(str, path))
 
@@ -85,7 +139,8 @@ def dotted(path):
 FREE = ("evidence", "measurements", "versions")
 FIELDS = [p for p in places(GOOD) if p and isinstance(p[-1], str) and not set(p[:-1]) & {"evidence", "measurements"}]
 CLOSED = [p for p in places(GOOD) if (not p or p[-1] not in FREE) and not set(p) & set(FREE)]
-OBJECTS = [p for p in CLOSED if not p or p[-1] == "node" or isinstance(p[-1], int)]
+OBJECTS = [p for p in CLOSED if isinstance(at(p), dict)]
+MAY_BE_ABSENT = [("gang",), ("gang", "collective", "rows", 0, "expected_busbw_gbps")]
 
 
 def test_the_schema_is_one():
@@ -94,16 +149,18 @@ def test_the_schema_is_one():
 
 
 def test_every_object_says_what_it_is():
-    """A closed object lists all its fields as required, so that a reader may rely on each."""
-    shapes = [SCHEMA, SCHEMA["properties"]["node"], *(SCHEMA["$defs"][n] for n in ("check", "finding", "suspect"))]
+    """A closed object lists all its fields as required, so that a reader may rely on each; two may be absent."""
+    shapes = list(shapes_in(SCHEMA))
+    absent = {name for shape in shapes for name in shape["properties"] if name not in shape["required"]}
 
-    assert [False] * 5 == [s["additionalProperties"] for s in shapes]
-    assert [sorted(s["properties"]) for s in shapes] == [sorted(s["required"]) for s in shapes]
+    assert [False] * 15 == [s["additionalProperties"] for s in shapes]
+    assert {path[-1] for path in MAY_BE_ABSENT} == absent
 
 
 @pytest.mark.parametrize("path", FIELDS, ids=dotted)
 def test_no_field_may_be_missing(path):
-    assert not VALIDATOR.is_valid(without(path))
+    """A report about one node has no gang, and not every rate has one to be compared with."""
+    assert (path in MAY_BE_ABSENT) is VALIDATOR.is_valid(without(path))
 
 
 @pytest.mark.parametrize("path", FIELDS, ids=dotted)
@@ -133,12 +190,26 @@ def test_no_field_may_be_added(path):
         (("checks", 0, "findings", 0, "severity"), "bad"),
         (("checks", 1, "action"), "stop"),
         (("checks", 1, "measurements"), {"a": 1}),
+        (("gang", "blame"), "me"),
+        (("gang", "nnodes"), 0),
+        (("gang", "nodes", 0, "state"), "asleep"),
+        (("gang", "nodes", 0, "arrived_s"), -1),
+        (("gang", "collective", "backend"), "mpi"),
+        (("gang", "pairs", 0, "gbps"), "fast"),
+        (("gang", "undetermined", 0, "ranks"), [-1]),
     ],
     ids=str,
 )
 def test_no_value_may_contradict_the_others(path, value):
     """The verdict and its code, a failure without an error, a skipped check that measured."""
     assert not VALIDATOR.is_valid(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    "path", [("gang", "collective"), ("gang", "nodes", 0, "arrived_s"), ("gang", "pairs", 0, "gbps")], ids=dotted
+)
+def test_what_was_not_measured_is_null(path):
+    assert VALIDATOR.is_valid(changed(path, None))
 
 
 @pytest.fixture

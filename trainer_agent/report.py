@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent import __version__
 from trainer_agent.check import Status
 from trainer_agent.errors import Action, FatalError
-from trainer_agent.termination import TERMINATION_BYTES, fit
+from trainer_agent.termination import TERMINATION_BYTES, fit, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trainer_agent.check import CheckResult
     from trainer_agent.policy import Suspect, Verdict
@@ -25,6 +25,7 @@ SCHEMA = "trainer-agent.preflight/v1"
 DEVICES = ("gpus", "nics")  # the lists in the evidence of a finding that name devices
 BROKE = "broke"
 SEVERITIES = ("error", BROKE, "warning", "info")
+MOST_RANKS = 16  # of a set in the compact form; a pair has two
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
 
 
@@ -41,6 +42,7 @@ class Report:
     checks: Sequence[CheckResult]
     started_at: str
     duration_s: float
+    gang: Mapping[str, Any] | None = None  # what all nodes found out together, where they did
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form, schema `trainer-agent.preflight/v1`."""
@@ -52,6 +54,7 @@ class Report:
             "node": {"hostname": self.hostname, "rank": self.node_rank, "nnodes": self.nnodes},
             "suspects": [asdict(s) for s in self.suspects],
             "checks": [c.as_dict() for c in self.checks],
+            **({} if self.gang is None else {"gang": dict(self.gang)}),
             "started_at": self.started_at,
             "duration_s": round(self.duration_s, 3),
             "versions": {
@@ -130,7 +133,22 @@ def compact(data: dict[str, Any], *, limit: int = TERMINATION_BYTES) -> str:
         for c, f in findings
     ]
     head = {k: data[k] for k in ("verdict", "exit_code", "action", "node")}
-    return fit(head, data["suspects"], said, limit=limit)
+    gang = _compact_gang(data["gang"], limit // 4) if "gang" in data else {}
+    return fit({**head, **gang}, data["suspects"], said, limit=limit)
+
+
+def _compact_gang(gang: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return who is to blame in about `limit` bytes: as many of the sets that are undetermined as there is room for."""
+    summary, left = shorten(gang["summary"], limit // 2), list(gang["undetermined"])
+    shown: list[dict[str, Any]] = []
+    while left:
+        one = {"ranks": left[0]["ranks"][:MOST_RANKS], "reason": shorten(left[0]["reason"], limit // 8)}
+        if len(json.dumps([*shown, one])) > limit // 2:
+            break
+        shown.append(one)
+        del left[0]
+    more = {"undetermined_left_out": len(left)} if left else {}
+    return {"blame": gang["blame"], "gang": {"summary": summary, "undetermined": shown, **more}}
 
 
 def _without_findings(check: dict[str, Any]) -> list[dict[str, str]]:

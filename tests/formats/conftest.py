@@ -1,4 +1,4 @@
-"""Reports to be shown: a node of eight GPUs with two faults, and one whose every text means harm."""
+"""Reports to be shown: a node of eight GPUs with two faults, a gang of four, and texts that all mean harm."""
 
 import copy
 import json
@@ -77,3 +77,93 @@ def hostile(data):
             evidence = {HOSTILE: 1, f"expected_{HOSTILE}": 2, "uuid": f"GPU-{HOSTILE}"}
             finding |= {"code": HOSTILE, "message": HOSTILE, "hint": HOSTILE, "evidence": evidence}
     return data
+
+
+@pytest.fixture
+def gang():
+    """Four nodes: one never arrived, and of two that did one is slow, or the other."""
+    return {
+        "attempt": "a1",
+        "epoch": 1,
+        "written_by": 0,
+        "nnodes": 4,
+        "verdict": "retry",
+        "action": "reschedule",
+        "blame": "peer",
+        "summary": "node 2 (job1-node-0-2) never arrived: its name does not resolve",
+        "nodes": [
+            {**_node(0), "arrived_s": 0.0, "state": "ready"},
+            {**_node(1), "arrived_s": 0.5, "state": "ready", "clock_offset_s": -0.012},
+            {**_node(2), "state": "missing", "note": "its name does not resolve", "node": "", "address": ""},
+            {**_node(3), "arrived_s": 1.5, "state": "ready"},
+        ],
+        "differences": [
+            {
+                "key": "driver",
+                "severity": "warning",
+                "values": [{"value": "550.54", "ranks": [0, 3]}, {"value": "535.1", "ranks": [1]}],
+                "minority": [1],
+            }
+        ],
+        "collective": {
+            "backend": "gloo",
+            "ranks": 3,
+            "transport": "tcp",
+            "passed": True,
+            "rows": [
+                {
+                    "of": "all-reduce",
+                    "bytes": 1048576,
+                    "seconds": 0.003,
+                    "busbw_gbps": 0.5,
+                    "expected_busbw_gbps": 1.0,
+                },
+                {"of": "all-gather", "bytes": 1024, "seconds": 0.001, "busbw_gbps": 0.25},
+            ],
+            "message": "exact on all ranks",
+        },
+        "pairs": [
+            {"a": 0, "b": 1, "round": 0, "passed": True, "gbps": 1.25, "why": ""},
+            {"a": 0, "b": 1, "round": 1, "passed": True, "gbps": 1.5, "why": ""},
+            {"a": 1, "b": 3, "round": 2, "passed": False, "gbps": 0.1, "why": "0.1 GB/s, wanted 0.6 GB/s"},
+        ],
+        "suspects": [
+            {"kind": "node", "id": "job1-node-0-2", "node_rank": 2, "reason": "it never arrived"},
+            {"kind": "gpu", "id": UUIDS[5], "node_rank": 1, "reason": "it is slow"},
+        ],
+        "undetermined": [{"ranks": [1, 3], "reason": "they failed with each other only"}],
+        "avoid": {"hostnames": ["gpu-18", "gpu-20"], "gpus": [UUIDS[5]]},
+        "phases": [{"name": "roll-call", "seconds": 30.0}, {"name": "consistency", "seconds": 0.02}],
+    }
+
+
+def _node(rank):
+    names = {"rank": rank, "hostname": f"job1-node-0-{rank}", "node": f"gpu-{17 + rank}", "address": f"10.77.0.{rank}"}
+    return {**names, "arrived_s": None, "note": "", "clock_offset_s": None}
+
+
+@pytest.fixture
+def well(gang):
+    """The same four nodes when all is well."""
+    gang = copy.deepcopy(gang)
+    for node in gang["nodes"]:
+        node |= {"state": "ready", "arrived_s": node["arrived_s"] or 0.25, "note": ""}
+    gang["pairs"] = gang["pairs"][:2]
+    gang["phases"][0]["seconds"] = 1.5
+    nothing = {"suspects": [], "undetermined": [], "differences": [], "avoid": {"hostnames": [], "gpus": []}}
+    return {**gang, **nothing, "verdict": "pass", "action": "continue", "blame": "none", "summary": "all is well"}
+
+
+@pytest.fixture
+def hostile_gang(gang):
+    """The gang of four, where every text that may be anything is an attack."""
+    words = {"verdict", "action", "blame", "state", "severity"}
+
+    def attack(value, key=""):
+        if isinstance(value, dict):
+            return {name: attack(below, name) for name, below in value.items()}
+        if isinstance(value, list):
+            return [attack(below, key) for below in value]
+        return HOSTILE if isinstance(value, str) and key not in words else value
+
+    return attack(gang)

@@ -59,3 +59,14 @@ def test_hostile_texts_make_no_elements(data, hostile, rendered):
     assert [] == console
     assert tags(rendered(write(data))[0]) == tags(document)
     assert {"script", "img"}.isdisjoint(tags(document))
+
+
+def test_a_gang_needs_nothing_that_the_policy_refuses(data, gang, hostile_gang, rendered):
+    """Its pictures are part of the page, and hostile names of peers make no elements."""
+    document, console = rendered(write({**data, "gang": gang}))
+    attacked, complaints = rendered(write({**data, "gang": hostile_gang}))
+
+    assert ([], []) == (console, complaints)
+    assert tags(document) == tags(attacked)
+    assert {"svg", "pre"} <= tags(document)
+    assert {"script", "img"}.isdisjoint(tags(attacked))

@@ -81,6 +81,25 @@ def test_verdict_culprit_and_what_to_do_stand_first(page):
     assert expected in page.text
 
 
+def test_hundreds_of_suspects_are_counted(data):
+    """A gang may have them; a node with all its devices has fewer than are shown."""
+    data["suspects"] = [{**data["suspects"][0], "id": f"n{n}", "reason": "r"} for n in range(300)]
+
+    text = Page(write(data)).text
+
+    assert "Suspect: node n19 (node rank 3): r and 280 more suspects Look at this first" in text
+
+
+def test_a_gang_stands_between_the_verdict_and_the_rest(data, gang):
+    page = Page(write({**data, "gang": gang}))
+
+    places = [page.text.index(words) for words in ("Look at this first", "Gang of 4", " GPUs ", "Checks: 1 fail")]
+    assert sorted(places) == places
+    assert ["h1", "h2", "h2", "h2", "h2"] == [tag for tag, _ in page.elements if tag in ("h1", "h2")]
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(set(ids)) == len(ids)
+
+
 def test_the_grid_shows_which_gpu_and_which_check(page):
     """Each row starts with the GPU's names; each cell has a word, so that no colour has to be seen."""
     rows = re.findall(r"GPU (\d) (GPU-\S+) (\S+) ((?:(?:✓ pass|✗ fail|! warn|- skip|· not named) ?)+)", page.text)
@@ -157,9 +176,14 @@ def test_links_lead_to_the_check_that_they_name(data):
         assert check["name"] == inside
 
 
-def test_no_request_can_leave_the_page(data, hostile):
+def test_no_request_can_leave_the_page(data, gang, hostile, hostile_gang):
     """Nothing refers to elsewhere, and the policy would refuse it: only the one style, by its hash."""
-    for source in (write(data), write(hostile)):
+    for source in (
+        write(data),
+        write(hostile),
+        write({**data, "gang": gang}),
+        write({**hostile, "gang": hostile_gang}),
+    ):
         page = Page(source)
         (policy,) = [m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
         (style,) = re.findall(r"<style>(.*?)</style>", source, re.DOTALL)

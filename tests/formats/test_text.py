@@ -38,6 +38,36 @@ def test_the_whole_text(data):
     assert TEXT == write(data)
 
 
+GANG = """\
+preflight RETRY  node 3 of 16 (worker-3)  6.5 s
+  suspect: node worker-3: GPU 5 has 3 uncorrectable memory errors since boot, wanted 0
+gang of 4: node 2 (job1-node-0-2) never arrived: its name does not resolve
+  blame: peer - node 2 (job1-node-0-2), gpu GPU-00000005-aaaa-bbbb-cccc-dddddddddddd of node 1 (job1-node-0-1)
+"""
+
+
+def test_a_gang_stands_between_the_verdict_and_the_checks(data, gang):
+    text = write({**data, "gang": gang})
+
+    assert text.startswith(GANG)
+    assert TEXT.partition("\n\n")[2] == text.partition("\n\n")[2]
+
+
+def test_a_gang_of_which_all_is_well_is_one_line(data, well):
+    above = write({**data, "gang": well}).partition("\n\n")[0].splitlines()
+
+    assert (3, True) == (len(above), above[2].startswith("gang of 4: all nodes ready in 1.5 s, collective gloo"))
+
+
+def test_hundreds_of_suspects_are_counted(data):
+    """A gang may have them; a node with all its devices has fewer than are shown."""
+    data["suspects"] = [{**data["suspects"][0], "id": f"n{n}", "reason": "r"} for n in range(300)]
+
+    lines = write(data).splitlines()
+
+    assert ["  suspect: node n19: r", "  and 280 more suspects", ""] == lines[20:23]
+
+
 def test_nothing_to_say():
     """Without checks there are no suspects, no counts and nothing to ignore."""
     report = Report(Verdict.PASS, Action.CONTINUE, "a", 0, 1, [], [], "2026", 0.04)
@@ -57,6 +87,11 @@ def test_the_failure_that_decided_stands_first(data):
     assert ["       error: worse [worse]", "       warning: 64 MiB, wanted 8 GiB [milder]"] == lines[4:6]
 
 
+def test_a_gang_has_the_colour_of_its_verdict(data, gang, well):
+    assert "\n\033[31mgang of 4\033[0m: node 2" in write({**data, "gang": gang}, colour=True)
+    assert "\n\033[32mgang of 4\033[0m: all nodes" in write({**data, "gang": well}, colour=True)
+
+
 def test_colours_change_nothing_else(data):
     """They surround verdict, statuses, severities, suspects and hints."""
     text = write(data, colour=True)
@@ -73,9 +108,9 @@ def test_colours_change_nothing_else(data):
 
 
 @pytest.mark.parametrize("colour", [False, True])
-def test_nothing_steers_the_terminal(hostile, colour):
+def test_nothing_steers_the_terminal(hostile, hostile_gang, colour):
     """Whatever a peer or a device calls itself, only our own colours are control characters."""
-    text = re.sub(r"\033\[\d+m", "", write(hostile, colour=colour))
+    text = re.sub(r"\033\[\d+m", "", write({**hostile, "gang": hostile_gang}, colour=colour))
 
     assert [] == sorted({c for c in text if not c.isprintable() and c != "\n"})
     assert r"\x00\x1b[2J\u202e\ud800" in text

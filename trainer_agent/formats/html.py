@@ -5,39 +5,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainer_agent.formats.bars import Bar, bars_in
+from trainer_agent.formats.badges import badge
+from trainer_agent.formats.bars import bars_in, bars_table
+from trainer_agent.formats.gang import gang_section
 from trainer_agent.formats.gpus import Gpu, Grid, grid
 from trainer_agent.formats.markup import Markup, element, join, only_ascii
-from trainer_agent.formats.reading import MEANINGS, cause, counted, findings_of
+from trainer_agent.formats.reading import MEANINGS, MOST_SUSPECTS, cause, counted, findings_of
 from trainer_agent.formats.style import STYLE
 from trainer_agent.report import worst_first
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-# Beside each word, so that neither colour nor a sign alone has to be understood.
-SIGNS = {
-    "pass": "✓",
-    "warn": "!",
-    "fail": "✗",
-    "error": "?",
-    "skip": "-",
-    "none": "·",
-    "retry": "✗",
-    "fatal": "✗",
-}
-WORDS = {"none": "not named"}
-MARK = 80  # where the expected value stands in a bar of 100, so that all bars can be compared
 OPEN = ("fail", "error", "warn")
 
 
 def write(data: dict[str, Any], *, colour: bool = False) -> str:
-    """Return the page: the verdict and what to do first, GPUs against checks, then every check with all it found."""
+    """Return the page: the verdict and what to do first, the gang, GPUs against checks, then every check."""
     node, verdict = data["node"], data["verdict"]
     title = f"{verdict}: preflight of {node['hostname']}"
-    main = [_top(data), _grid(data["checks"]), _checks(data["checks"]), _footer(data)]
+    main = [_top(data), gang_section(data), _grid(data["checks"]), _checks(data["checks"]), _footer(data)]
     page = element("html", _head(title), element("body", element("main", *main)), lang="en")
     return only_ascii(f"<!DOCTYPE html>\n{page}\n")
 
@@ -56,19 +42,16 @@ def _head(title: str) -> Markup:
     )
 
 
-def _badge(status: str) -> Markup:
-    sign = element("span", SIGNS[status], aria_hidden="true")
-    return element("span", sign, f" {WORDS.get(status, status)}", class_=f"badge {status}")
-
-
 def _top(data: dict[str, Any]) -> Markup:
     node, verdict = data["node"], data["verdict"]
     where = f"Node {node['rank']} of {node['nnodes']}, {node['hostname']}"
     when = f"{data['started_at']}, {data['duration_s']:.1f} s"
-    suspects = [_suspect(s) for s in data["suspects"]]
+    suspects = [_suspect(s) for s in data["suspects"][:MOST_SUSPECTS]]
+    left = len(data["suspects"]) - len(suspects)
+    suspects += [element("li", f"and {left} more suspects")] if left else []
     return element(
         "header",
-        element("h1", _badge(verdict), " preflight"),
+        element("h1", badge(verdict), " preflight"),
         element("p", element("strong", where), element("span", f" · {when}", class_="soft")),
         element("p", MEANINGS[verdict], " Action: ", element("strong", data["action"]), "."),
         element("ul", *suspects, class_="suspects") if suspects else None,
@@ -128,7 +111,7 @@ def _grid_row(found: Grid, head: Markup, cells: list[str]) -> Markup:
 def _cell(column: int, status: str) -> Markup:
     if not status:
         return element("td")
-    return element("td", element("a", _badge(status), href=f"#check-{column}"), class_=f"cell {status}")
+    return element("td", element("a", badge(status), href=f"#check-{column}"), class_=f"cell {status}")
 
 
 def _checks(checks: list[dict[str, Any]]) -> Markup:
@@ -145,7 +128,7 @@ def _check(check: dict[str, Any], anchor: str) -> Markup:
     status = check["status"]
     summary = element(
         "summary",
-        _badge(status),
+        badge(status),
         " ",
         element("h3", check["name"]),
         f" {check['message']} ",
@@ -157,7 +140,7 @@ def _check(check: dict[str, Any], anchor: str) -> Markup:
         "div",
         element("p", asked) if asked else None,
         element("ul", *findings) if findings else None,
-        _bars(bars_in(check["measurements"])),
+        bars_table(bars_in(check["measurements"])),
         _facts("Measurements", check["measurements"]),
         None if findings or check["measurements"] else element("p", "Nothing found, nothing measured.", class_="soft"),
         class_="inside",
@@ -174,7 +157,7 @@ def _finding(finding: dict[str, Any]) -> Markup:
         ),
         element("p", element("code", finding["code"]), class_="soft"),
         element("p", finding["hint"], class_="hint") if finding["hint"] else None,
-        _bars(bars_in(finding["evidence"])),
+        bars_table(bars_in(finding["evidence"])),
         _facts("Evidence", finding["evidence"]),
         class_=f"finding {severity}",
     )
@@ -202,31 +185,6 @@ def _rows(rows: list[dict[str, Any]]) -> Markup:
     heads = [element("th", name, scope="col") for name in names]
     shown = [element("tr", *(element("td", _value(row[n]) if n in row else "") for n in names)) for row in rows]
     return element("table", element("thead", element("tr", *heads)), element("tbody", *shown))
-
-
-def _bars(bars: Iterable[Bar]) -> Markup | None:
-    rows = [_bar(bar) for bar in sorted(bars, key=lambda bar: min(100, bar.percent))]  # what falls short comes first
-    if not rows:
-        return None
-    table = element("table", element("caption", "Measured against expected"), *rows, class_="bars")
-    return element("div", table, class_="wide")
-
-
-def _bar(bar: Bar) -> Markup:
-    """Return one row; the mark in the picture is the expected value, and the words say the same."""
-    words = f"{bar.measured:g} of {bar.expected:g}"
-    length = min(100, bar.percent * MARK / 100)
-    picture = element(
-        "svg",
-        element("rect", class_="track", width="100", height="10"),
-        element("rect", class_="value", width=f"{length:.2f}", height="10"),
-        element("rect", class_="mark", x=MARK, width="1", height="10"),
-        viewBox="0 0 100 10",
-        preserveAspectRatio="none",
-        aria_hidden="true",
-    )
-    cells = [picture, f"{words} expected", f"{bar.percent:.0f} %"]
-    return element("tr", element("th", bar.label, scope="row"), *(element("td", c) for c in cells))
 
 
 def _footer(data: dict[str, Any]) -> Markup:

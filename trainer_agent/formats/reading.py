@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SEVERITIES = [str(s) for s in (Severity.ERROR, Severity.WARNING, Severity.INFO)]
+MOST_SUSPECTS = 20  # a node with all its GPUs and NICs; a gang may have hundreds
 MEANINGS = {
     "pass": "Go: nothing stands against training on this node.",
     "warn": "Go, but read the warnings.",

@@ -47,6 +47,26 @@ summary .badge { display: inline-block; min-width: 4.2rem }
 .finding { padding-left: .8rem; border-left: 3px solid var(--tone); list-style: none; margin-bottom: .8rem }
 .finding .message { overflow-wrap: anywhere }
 .bars th { font-weight: 400 } .bars svg { display: block; width: 14rem; height: .9rem }
+.gang .inside { gap: .6rem } .gang pre { background: var(--page); border: 1px solid var(--line); border-radius: 6px;
+  padding: .5rem .8rem; margin-top: .2rem }
+.arrivals th { min-width: 11rem } .arrivals th code { color: var(--soft); font-weight: 400 }
+.arrivals td:nth-child(3) { white-space: nowrap }
+.arrivals td:last-child { min-width: 9rem; overflow-wrap: anywhere }
+.map { display: block } .map text { font: 11px ui-monospace, monospace; fill: var(--text); dominant-baseline: central }
+.map text, .cross { pointer-events: none } .map .name { pointer-events: auto }
+.map .name.bad { fill: var(--fail); font-weight: 700 }
+.cross { stroke: var(--card); stroke-width: 1.5 }
+rect.bad:has(+ .small) { fill: var(--card) }
+.cross.small { stroke: var(--fail); stroke-width: 2.5; stroke-linecap: square }
+rect.bad, .value.bad { fill: var(--fail) } .map rect.bad + text { fill: var(--card); font-weight: 700 }
+.itself { fill: var(--card) } .swatch { vertical-align: -1px; margin-left: .1rem } .told { padding-left: 1.2rem }
+.rate-0 { fill: var(--card); stroke: var(--bar) }
+.rate-1 { fill: color-mix(in srgb, var(--bar) 8%, var(--card)) }
+.rate-2 { fill: color-mix(in srgb, var(--bar) 20%, var(--card)) }
+.rate-3 { fill: color-mix(in srgb, var(--bar) 32%, var(--card)) }
+.rate-4 { fill: color-mix(in srgb, var(--bar) 46%, var(--card)) }
+.rate-5 { fill: color-mix(in srgb, var(--bar) 60%, var(--card)) }
+.rate-6 { fill: color-mix(in srgb, var(--bar) 76%, var(--card)) }
 .track { fill: var(--track) } .value { fill: var(--bar) } .mark { fill: var(--text) }
 footer { margin-top: 2rem; color: var(--soft); font-size: .85rem }
 @media print { body { max-width: none } details.check { break-inside: avoid } }

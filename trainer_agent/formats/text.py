@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_agent.formats.reading import counted, findings_of, visible
+from trainer_agent.formats.gang_section import gang_of
+from trainer_agent.formats.gang_words import lines as gang_lines
+from trainer_agent.formats.gang_words import listed
+from trainer_agent.formats.reading import MOST_SUSPECTS, counted, findings_of, visible
 from trainer_agent.report import worst_first
 
 RED, GREEN, YELLOW, MAGENTA, DIM, BOLD = "31", "32", "33", "35", "2", "1"
@@ -17,17 +20,32 @@ def write(data: dict[str, Any], *, colour: bool = False) -> str:
     node, verdict = data["node"], data["verdict"]
     title = _paint(f"preflight {verdict.upper()}", COLOURS[verdict], colour=colour)
     where = f"node {node['rank']} of {node['nnodes']} ({visible(node['hostname'])})"
-    suspects = [_suspect(s, colour=colour) for s in data["suspects"]]
     width = max((len(visible(c["name"])) for c in data["checks"]), default=0)
     checks = [line for c in worst_first(data["checks"]) for line in _check(c, width, colour=colour)]
     counts = [f"checks: {counted(data['checks'])}"] if checks else []
-    lines = [f"{title}  {where}  {data['duration_s']:.1f} s", *suspects, "", *checks, "", *counts, _footer(data)]
+    above = [*_suspects(data["suspects"], colour=colour), *_gang(data, colour=colour)]
+    lines = [f"{title}  {where}  {data['duration_s']:.1f} s", *above, "", *checks, "", *counts, _footer(data)]
     return "\n".join(lines) + "\n"
+
+
+def _suspects(suspects: list[dict[str, Any]], *, colour: bool) -> list[str]:
+    shown = [_suspect(s, colour=colour) for s in suspects]
+    return listed(shown, most=MOST_SUSPECTS, what="more suspects")
 
 
 def _suspect(suspect: dict[str, Any], *, colour: bool) -> str:
     who = _paint(visible(f"{suspect['kind']} {suspect['id']}"), BOLD, colour=colour)
     return f"  suspect: {who}: {visible(suspect['reason'])}"
+
+
+def _gang(data: dict[str, Any], *, colour: bool) -> list[str]:
+    """Return what a section about the gang says; a report about one node has none."""
+    gang = gang_of(data)
+    if gang is None:
+        return []
+    first, *rest = (visible(line) for line in gang_lines(gang))
+    whose, colon, said = first.partition(": ")
+    return [_paint(whose, COLOURS[gang.verdict], colour=colour) + colon + said, *rest]
 
 
 def _check(check: dict[str, Any], width: int, *, colour: bool) -> list[str]:
