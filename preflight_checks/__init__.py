@@ -22,5 +22,7 @@ CATALOGUE = {
     "rendezvous-dns": "preflight_checks.rendezvous_dns:rendezvous_dns",
     "storage": "preflight_checks.storage:storage",
     "kube-api": "preflight_checks.kube_api:kube_api",
+    "roll-call": "preflight_checks.roll_call:roll_call",
     "consistency": "preflight_checks.consistency:consistency",
+    "collective": "preflight_checks.collective:collective",
 }

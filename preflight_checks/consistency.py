@@ -10,6 +10,7 @@ from preflight_checks._fingerprint import PROBE_S
 from preflight_checks._gpus import READ_S
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Severity
+from trainer_agent.gang.compare import RULES
 from trainer_agent.guarded import END_S
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ OTHER_NCCL = Rule(
 )
 
 
-@check("consistency", rules=(MIXED, TOPOLOGY, OTHER_NCCL), timeout_s=2 * READ_S + PROBE_S + END_S + 2)
+@check("consistency", rules=(MIXED, TOPOLOGY, OTHER_NCCL, *RULES), timeout_s=2 * READ_S + PROBE_S + END_S + 2)
 def consistency(context: Context) -> Outcome:
     """
     What is this node made of, and does any of it contradict the rest?

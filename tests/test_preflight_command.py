@@ -19,8 +19,9 @@ FAILS = {"PET_NNODES": "0"}
 UNREACHABLE = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
 GPU = ["gpu-count", "gpu-health", "gpu-memory", "gpu-link", "gpu-clocks", "driver-cuda"]
 WORK = ["cuda", "gemm", "bandwidth", "nccl-loopback", "torchrun-smoke"]
-HOST = ["rdma", "clock", "rendezvous-dns", "storage", "kube-api", "consistency"]
-OURS = ["environment", "cgroup", "shm", "limits", *GPU, *WORK, *HOST]
+HOST = ["rdma", "clock", "rendezvous-dns", "storage", "kube-api"]
+GANG = ["roll-call", "consistency", "collective"]
+OURS = ["environment", "cgroup", "shm", "limits", *GPU, *WORK, *HOST, *GANG]
 
 
 def demand_valid(data):
@@ -261,8 +262,8 @@ NAMES = [
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: ascii(junk)[:12])
 def test_a_bad_environment_gives_findings_and_never_a_traceback(preflight, tmp_path, junk, form):
-    """The same nonsense in every variable that is read."""
-    args = ["--skip", "kube-api", "--rendezvous-timeout", "0", "--output", form]
+    """The same nonsense in every variable that is read; with a number of two in them, nodes wait for each other."""
+    args = ["--skip", "kube-api", "--rendezvous-timeout", "0", "--gang-timeout", "1", "--output", form]
 
     done = preflight(*args, **dict.fromkeys(NAMES, junk))
 

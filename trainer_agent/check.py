@@ -80,6 +80,7 @@ class Options:
         budget_s: seconds for all checks together; for one that runs alone, what is left of them.
         running: names of the checks that run; empty when that is not known.
         python: the interpreter of the training environment, which has torch; empty for the one that runs this.
+        gang: whether all nodes of the job meet.
     """
 
     profile: str = "standard"
@@ -90,6 +91,7 @@ class Options:
     budget_s: float = 60.0
     running: tuple[str, ...] = ()
     python: str = ""
+    gang: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Check:
             itself, and is skipped when less is left of the budget. 0 for a check that only looks.
         thresholds: the numbers that can be set otherwise, as they are here: `{name: {"value": …, "origin": …}}`.
         finds_anything: whether its findings need no rules, as those of a program of `--checks-dir`.
+        program: of a check in which all nodes take part: the file that the training environment's Python runs to meet
+            them. Its function then only says why there is nobody to meet.
     """
 
     name: str
@@ -167,6 +171,7 @@ class Check:
     alone_s: float = 0.0
     thresholds: Callable[[Context], Mapping[str, Mapping[str, Any]]] | None = None
     finds_anything: bool = False
+    program: str = ""
 
     def deadline_s(self, context: Context) -> float:
         """Return the seconds that the check may take here."""
@@ -182,12 +187,24 @@ def check(
     waits_for_nodes: bool = False,
     alone_s: float = 0.0,
     thresholds: Callable[[Context], Mapping[str, Mapping[str, Any]]] | None = None,
+    program: str = "",
 ) -> Callable[[Callable[[Context], Outcome]], Check]:
     """Make a check of a function; the first line of its docstring is the question that it answers."""
 
     def make(function: Callable[[Context], Outcome]) -> Check:
         question = (function.__doc__ or "").strip().partition("\n")[0]
-        return Check(name, question, rules, function, timeout_s, profile, waits_for_nodes, alone_s, thresholds)
+        return Check(
+            name,
+            question,
+            rules,
+            function,
+            timeout_s,
+            profile,
+            waits_for_nodes,
+            alone_s,
+            thresholds,
+            program=program,
+        )
 
     return make
 

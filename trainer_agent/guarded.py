@@ -130,6 +130,7 @@ class Guarded:
     def __init__(self, task: _Task) -> None:
         self.began = time.monotonic()
         self.ended: Ended | None = None
+        self.error: OSError | None = None
         lifeline, self.lifeline = os.pipe()
         self.answer, answer = os.pipe()
         sys.stdout.flush()
@@ -155,6 +156,8 @@ class Guarded:
         Raises:
             OSError: it could not be started.
         """
+        if self.error:
+            raise self.error
         if self.ended is None:
             with os.fdopen(os.dup(self.answer), "rb") as reply:
                 self.ended = self._found(reply.read())
@@ -175,6 +178,7 @@ class Guarded:
     def _found(self, data: bytes) -> Ended:
         found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
         if isinstance(found, OSError):
+            self.error = found
             raise found
         code, out, err, problem, timed_out = found
         return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - self.began)
@@ -205,7 +209,7 @@ def _guard(lifeline: int, answer: int, task: _Task) -> NoReturn:
 def _keep_only(*fds: int) -> None:
     """Close all files but these: whoever waits for the end of our parent's pipes must not wait for us."""
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
+    for standard in {0, 1, 2} - set(fds):
         os.dup2(null, standard)
     for entry in list(Path("/proc/self/fd").iterdir()):  # the limit of open files may be a billion
         if int(entry.name) not in (0, 1, 2, *fds):

@@ -10,7 +10,7 @@ from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Action, ExitCode, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from trainer_agent.errors import Finding
 
@@ -90,6 +90,12 @@ def suspects(results: Iterable[CheckResult], *, hostname: str, node_rank: int) -
         Suspect("node", hostname, node_rank, "; ".join(whole)),
         *(Suspect(d.kind, d.id, node_rank, f"{d.title}: {'; '.join(reasons[d])}") for d in named),
     ]
+
+
+def with_gang(found: Sequence[Suspect], gang: Iterable[Mapping[str, Any]]) -> list[Suspect]:
+    """Return the suspects of a node and those of its gang, each once; what a node says of itself says more."""
+    known = {(suspect.kind, suspect.id) for suspect in found}
+    return [*found, *(Suspect(**suspect) for suspect in gang if (suspect["kind"], suspect["id"]) not in known)]
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,22 @@ from trainer_agent.env import redact_all, secrets_in, wants_colour
 from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.executable_checks import add_programs
 from trainer_agent.formats import FORMATS, writer
+from trainer_agent.gang.meet import Asked, gathering
 from trainer_agent.host import Host
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, write_whole
 from trainer_agent.runner import run_checks
 from trainer_agent.termination import TERMINATION_LOG, tell
-from trainer_agent.topology import read_topology
+from trainer_agent.topology import MAX_PORT, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from trainer_agent.topology import Topology
 
 # Seconds for the whole preflight of one node, by profile.
 BUDGET_S = {"quick": 15.0, "standard": 60.0, "deep": 300.0}
+ROLL_CALL = "roll-call"  # the check in which all nodes take part
 # What is left for the checks when the driver has used up all of it by hanging.
 LEAST_S = 2.0
 
@@ -58,6 +62,12 @@ class PreflightOptions:
     rendezvous_timeout: float
     python: str | None
     checks_dir: tuple[str, ...]
+    scope: str | None
+    gang_timeout: float
+    port: int
+    attempt: str
+    node_name: str
+    gang_history: str | None
 
 
 OPTIONS = (
@@ -143,6 +153,46 @@ OPTIONS = (
         show_envvar=True,
         help="A directory whose executable files are checks, too. Repeat for several.",
     ),
+    click.option(
+        "--scope",
+        type=click.Choice(["node", "gang"]),
+        show_envvar=True,
+        help="This node alone, or all nodes of the job together. Default: gang when the job has several.",
+    ),
+    click.option(
+        "--gang-timeout",
+        type=Seconds(min=1),
+        default=600.0,
+        show_default=True,
+        show_envvar=True,
+        help="Seconds that the nodes wait for each other.",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(min=0, max=MAX_PORT - 1),
+        default=0,
+        show_envvar=True,
+        help="Where the nodes meet, on rank 0. Default: the port after the master port; the one after it is used, too.",
+    ),
+    click.option(
+        "--attempt",
+        default="",
+        show_envvar=True,
+        help="Nodes meet only those of the same attempt, such as JobSet's restart-attempt.",
+    ),
+    click.option(
+        "--node-name",
+        default="",
+        envvar=["TRAINER_AGENT_PREFLIGHT_NODE_NAME", "NODE_NAME"],
+        show_envvar=True,
+        help="Name of this machine in the cluster, for the list of those to avoid.",
+    ),
+    click.option(
+        "--gang-history",
+        type=click.Path(dir_okay=False),
+        show_envvar=True,
+        help="A file of JSON lines: rank 0 compares the rates of the collective with those, and adds them.",
+    ),
 )
 
 
@@ -167,7 +217,11 @@ def preflight(**settings: Any) -> int:
 
 def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *, to_stderr: bool = False) -> int:
     """Run the checks, write the report wherever it is wanted, return the exit code."""
-    report = examine(options, environ, host)
+    return publish(examine(options, environ, host), options, environ, to_stderr=to_stderr)
+
+
+def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str], *, to_stderr: bool) -> int:
+    """Write a report wherever it is wanted, return the exit code."""
     clean = redact_all(report.as_dict(), secrets_in(environ))
     text = writer("json")(clean)
     data = json.loads(text)
@@ -187,19 +241,35 @@ def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -
     context = gather(options, environ, host)
     topology = context.topology
     left_s = max(LEAST_S, budget_s(options) - (host.monotonic() - began))
-    results = policy.ignore(_run(options, context, left_s), options.ignore)
+    results, gang = _met(options, context, left_s)
+    results = policy.ignore(results, options.ignore)
     verdict, action = policy.decide(results)
+    found = policy.suspects(results, hostname=topology.hostname, node_rank=topology.node_rank)
     return Report(
         verdict=verdict,
         action=action,
         hostname=topology.hostname,
         node_rank=topology.node_rank,
         nnodes=topology.max_nodes,
-        suspects=policy.suspects(results, hostname=topology.hostname, node_rank=topology.node_rank),
+        suspects=policy.with_gang(found, gang["suspects"] if gang else ()),
         checks=results,
         started_at=dt.datetime.fromtimestamp(started, dt.UTC).isoformat(timespec="milliseconds"),
         duration_s=host.monotonic() - began,
+        gang=gang,
     )
+
+
+def _met(options: PreflightOptions, context: Context, left_s: float) -> tuple[list[CheckResult], dict[str, Any] | None]:
+    """Run this node's own checks, and meet the other nodes where there are any."""
+    run = _chosen(options)
+    program = next((entry.load().program for entry in run if entry.name == ROLL_CALL), "")
+    if not (context.options.gang and program):
+        return _run(options, context, left_s, run=run), None
+    asked = Asked(options.gang_timeout, options.port, options.attempt, options.node_name, options.gang_history)
+    running = replace(context, options=replace(context.options, running=tuple(entry.name for entry in run)))
+    with gathering(running, asked, program=program) as meeting:
+        results = policy.ignore(_run(options, context, left_s, run=run), options.ignore)
+        return meeting.meet(results)
 
 
 def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Context:
@@ -220,16 +290,27 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
         rendezvous_timeout_s=options.rendezvous_timeout,
         budget_s=budget_s(options),
         python=options.python or "",
+        gang=_meets(options, topology),
     )
     return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
 
 
-def _run(options: PreflightOptions, context: Context, timeout_s: float) -> list[CheckResult]:
+def _meets(options: PreflightOptions, topology: Topology) -> bool:
+    """Whether all nodes of the job meet: when there are several, and it is known how many and where."""
+    known = topology.runtime == "torch" and not (topology.single_node or topology.elastic) and topology.master_addr
+    return bool(known) and options.scope != "node"
+
+
+def _chosen(options: PreflightOptions) -> list[Listed]:
+    """Return the checks that run."""
     installed = add_programs(list_checks(), options.checks_dir)
     refuse_unknown((*options.checks, *options.skip, *(n for n in options.ignore if n != "all")), installed)
     chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
-    run = [c for c in chosen if c.name not in options.skip]
-    skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
+    return [c for c in chosen if c.name not in options.skip]
+
+
+def _run(options: PreflightOptions, context: Context, timeout_s: float, *, run: Sequence[Listed]) -> list[CheckResult]:
+    skipped = [CheckResult(name, Status.SKIP, "left out by --skip") for name in options.skip]
     chosen_now = replace(context.options, running=tuple(c.name for c in run))
     return [*run_checks(run, replace(context, options=chosen_now), timeout_s=timeout_s), *skipped]
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trainer_agent.commands.init import init_named
 from trainer_agent.commands.launch import LaunchOptions, launch_options, start
 from trainer_agent.commands.names import Names
-from trainer_agent.commands.preflight import PreflightOptions, execute, preflight
+from trainer_agent.commands.preflight import PreflightOptions, examine, preflight, publish
 from trainer_agent.errors import ExitCode
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 STEPS = ("preflight", "initialize", "launch")
+# How long nodes wait for each other that have met in the preflight: the slowest has torch to import once more.
+MET_S = 120.0
 
 
 def _valid_steps(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,10 +71,11 @@ def run(
         raise click.UsageError(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
+    met: list[bool] = []  # whether all nodes have just met
     takes: dict[str, Callable[[], int]] = {
-        "preflight": lambda: _preflight(ctx, python=settings["python"]),
+        "preflight": lambda: _preflight(ctx, met, python=settings["python"]),
         "initialize": init_named,
-        "launch": lambda: start(LaunchOptions(**settings), script, os.environ, Host()),
+        "launch": lambda: start(LaunchOptions(**_sooner(ctx, settings, met, steps)), script, os.environ, Host()),
     }
     code = int(ExitCode.PASS)
     for step in (s for s in STEPS if s in steps):
@@ -82,11 +86,21 @@ def run(
     return code
 
 
-def _preflight(ctx: click.Context, *, python: str | None) -> int:
+def _preflight(ctx: click.Context, met: list[bool], *, python: str | None) -> int:
     """Run the checks with the options that preflight's own variables set; the report goes where the logs go."""
     with preflight.make_context("preflight", [], parent=ctx.parent) as inner:
         options = PreflightOptions(**inner.params)
-        return execute(replace(options, python=options.python or python), os.environ, Host(), to_stderr=True)
+        report = examine(replace(options, python=options.python or python), os.environ, Host())
+        met.append(report.gang is not None)
+        return publish(report, options, os.environ, to_stderr=True)
+
+
+def _sooner(ctx: click.Context, settings: dict[str, Any], met: list[bool], steps: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of `launch`: nodes that have just met need not wait for each other as long as strangers."""
+    given = ctx.get_parameter_source("rendezvous_timeout") is not ParameterSource.DEFAULT
+    if not any(met) or given or "initialize" in steps:  # fetching may take one node longer than another
+        return settings
+    return settings | {"rendezvous_timeout": MET_S}
 
 
 @contextmanager

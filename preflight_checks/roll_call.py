@@ -1,0 +1,24 @@
+"""Whether all nodes of the job are here; `trainer_agent.gang` does the work, on all of them at once."""
+
+from __future__ import annotations
+
+from preflight_checks._probes import FOLDER
+from trainer_agent.check import Context, Outcome, Skip, check
+from trainer_agent.gang.rules import ROLL_CALL
+
+
+@check("roll-call", rules=ROLL_CALL, program=str(FOLDER / "gang_probe.py"))
+def roll_call(context: Context) -> Outcome:
+    """Are all nodes of the job here, each of them well, and in reach of the others?"""
+    raise Skip(nobody(context))
+
+
+def nobody(context: Context) -> str:
+    """Return why there is nobody to meet."""
+    if context.topology.single_node:
+        return "the job has one node"
+    if context.topology.elastic:
+        return "the job is elastic: nobody knows how many nodes will come"
+    if context.topology.runtime != "torch":
+        return "this is no job of torch"
+    return "the nodes did not meet" if context.options.gang else "the nodes meet with --scope gang"

@@ -1,0 +1,263 @@
+"""torch_side: a real torch beside this process: its store, its ranks, and that nothing of it stays."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import preflight_checks
+from trainer_agent.gang.ranks import Ranks
+from trainer_agent.gang.store import StoreLostError
+from trainer_agent.gang.torch_side import TorchSide, TorchSideError, TorchStore
+from trainer_agent.process import is_alive
+
+pytestmark = pytest.mark.lab
+
+PROGRAM = str(Path(preflight_checks.__file__).parent / "probes" / "gang_probe.py")
+ENVIRON = {"PATH": os.environ["PATH"]}
+OPEN = {"timeout_s": 5.0, "answer_s": 20.0}
+# Starts a torch side with a store, says so, and waits to be killed.
+AGENT = """
+import signal, sys
+from trainer_agent.gang.torch_side import TorchSide
+
+side = TorchSide(sys.executable, sys.argv[1], {})
+side.wait_until_ready(60)
+side.ask("serve", port=int(sys.argv[2]), timeout_s=5.0, answer_s=20.0)
+side.give({0: {}})
+print(side.program.guard, flush=True)
+signal.pause()
+"""
+
+
+def eventually(condition):
+    """Return the first true answer, asked every 10 ms for 20 s."""
+    deadline = time.monotonic() + 20
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.01)
+    return answer
+
+
+def family(guard):
+    """Return the pids of a guard and of all below it."""
+    return [guard, *(child.pid for child in psutil.Process(guard).children(recursive=True))]
+
+
+def store_of(side):
+    """Return the process that has the store: the first child of the one that imported torch."""
+    return psutil.Process(side.program.guard).children()[0].children()[0]
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def sides(port):
+    """Two torch sides: the first serves a store, the second is connected to it."""
+    with TorchSide(sys.executable, PROGRAM, ENVIRON) as first, TorchSide(sys.executable, PROGRAM, ENVIRON) as second:
+        for side in (first, second):
+            side.wait_until_ready(60)
+        first.ask("serve", port=port, **OPEN)
+        second.ask("connect", host="127.0.0.1", port=port, **OPEN)
+        yield first, second
+
+
+def work(sides, port, **how):
+    """Give a task to one rank of each side, and return what came of it by node, and all events."""
+    task = {"id": "all-1", "kind": "all", "members": [0, 1], "per_node": 1, "backend": "gloo"}
+    task |= {"numbers": 4096, "sizes": [1 << 16], "seconds": 0.05, "timeout_s": 60.0, **how}
+    environ = {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [Ranks(side, node=node, host="127.0.0.1", port=port, environ=environ) for node, side in enumerate(sides)]
+    for each in ranks:
+        assert each.start(task)
+    return ranks
+
+
+def results(sides, ranks, on_event=lambda event: None):
+    """Listen until all have a result."""
+    found = {}
+
+    def listen():
+        for node, (side, each) in enumerate(zip(sides, ranks, strict=True)):
+            events = side.events(0.01)
+            for event in events:
+                on_event(event)
+            result = each.hear(events)
+            if result:
+                found[node] = result
+        return len(found) == len(ranks)
+
+    eventually(listen)
+    return [found[node] for node in sorted(found)]
+
+
+def test_what_one_writes_the_other_reads(sides):
+    ours, theirs = (TorchStore(side) for side in sides)
+    ours.set("text", "ü\n{}" * 1000)
+    assert ["ü\n{}" * 1000] == theirs.get(["text"])
+    assert [] == theirs.get([])
+    assert [2, 5] == [ours.add("number", 2), theirs.add("number", 3)]
+    assert ["5"] == ours.get(["number"])
+    assert [True, False] == [theirs.has(["text", "number"]), theirs.has(["text", "absent"])]
+    assert ["first", "first", "second"] == [
+        ours.compare_set("claim", "", "first"),
+        theirs.compare_set("claim", "", "second"),
+        theirs.compare_set("claim", "first", "second"),
+    ]
+
+
+def test_a_store_that_is_gone_is_told_at_once(sides):
+    """Not only when the time for an answer is up."""
+    first, second = sides
+    store_of(first).kill()
+
+    with pytest.raises(StoreLostError, match=r"^the meeting place does not answer: \w+Error: "):
+        second.ask("get", keys=["text"], answer_s=60.0)
+
+
+def test_a_store_that_is_frozen_is_lost_for_a_while(sides, port):
+    """The process that asked is replaced, and its late answer is nobody's."""
+    first, second = sides
+    TorchStore(first).set("text", "there")
+    store = store_of(first)
+    store.suspend()
+    try:
+        with pytest.raises(StoreLostError, match=r"no answer within 0\.3 s"):
+            second.ask("get", keys=["text"], answer_s=0.3)
+    finally:
+        store.resume()
+
+    second.ask("connect", host="127.0.0.1", port=port, **OPEN)
+
+    assert ["there"] == TorchStore(second).get(["text"])
+
+
+def test_a_port_that_is_taken_is_told(sides, port):
+    with pytest.raises(StoreLostError, match=r"(?i)address already in use"):
+        sides[1].ask("serve", port=port, **OPEN)
+
+
+def test_a_python_without_torch(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    bare = tmp_path / "bare.py"
+    bare.write_text("import sys\nsys.stderr.write('No module named torch')\nsys.exit(3)\n")
+
+    with (
+        TorchSide(str(python), str(bare), ENVIRON) as side,
+        pytest.raises(TorchSideError, match="has no torch: No module named torch") as caught,
+    ):
+        side.wait_until_ready(60)
+
+    assert caught.value.no_torch
+
+
+def test_the_program_tells_that_there_is_no_torch(tmp_path):
+    """With the real program, by a Python that does not see site-packages."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+
+    with (
+        TorchSide(str(python), PROGRAM, ENVIRON) as side,
+        pytest.raises(TorchSideError, match="has no torch: No module named 'torch'") as caught,
+    ):
+        side.wait_until_ready(60)
+
+    assert caught.value.no_torch
+
+
+def test_a_python_that_does_not_exist():
+    with (
+        TorchSide("/no/such/python", PROGRAM, ENVIRON) as side,
+        pytest.raises(TorchSideError, match="cannot be started: No such file or directory; --python") as caught,
+    ):
+        side.wait_until_ready(60)
+
+    assert not caught.value.no_torch
+
+
+def test_asking_one_that_has_ended_raises(sides):
+    """Whichever way it is asked."""
+    first, _ = sides
+    psutil.Process(first.program.guard).children()[0].kill()
+
+    with pytest.raises(TorchSideError, match="was killed by signal 9"):
+        eventually(lambda: first.events(1.0) and False)
+    with pytest.raises(TorchSideError, match="was killed by signal 9"):
+        eventually(lambda: first.ask("has", keys=["text"]) and False)
+
+
+def test_nothing_is_left_when_it_is_closed(port):
+    files = set(Path("/proc/self/fd").iterdir())
+    with TorchSide(sys.executable, PROGRAM, ENVIRON) as side:
+        side.wait_until_ready(60)
+        side.ask("serve", port=port, **OPEN)
+        side.give({0: {}})
+        pids = eventually(lambda: len(found := family(side.program.guard)) >= 3 and found)
+
+    assert [] == [pid for pid in pids if is_alive(pid)]
+    assert files == set(Path("/proc/self/fd").iterdir())
+
+
+def test_nothing_is_left_when_the_agent_is_killed(port):
+    argv = [sys.executable, "-c", AGENT, PROGRAM, str(port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as agent:
+        pids = family(int(agent.stdout.readline()))
+        agent.kill()
+
+    assert len(pids) >= 3
+    assert eventually(lambda: not [pid for pid in pids if is_alive(pid)])
+
+
+def test_ranks_of_two_nodes_exchange(sides, port):
+    ranks = work(sides, port)
+
+    for node, result in enumerate(results(sides, ranks)):
+        [row] = result["ranks"]
+        assert ("all-1", True, True, "done") == (result["task"], result["ok"], row["ok"], row["stage"]), node
+        assert ["all-gather", "all-reduce"] == sorted(timing["of"] for timing in row["timings"])
+
+
+def test_a_rank_that_is_killed_is_told_and_replaced(sides, port):
+    """The task after it works, with a new process."""
+    killed = []
+
+    def kill(event):
+        if event.get("stage") == "init" and not killed:
+            killed.append(event["pid"])
+            os.kill(event["pid"], signal.SIGKILL)
+
+    first = sides[:1]
+    [result] = results(first, work(first, port), on_event=kill)
+    assert [("all-1", False)] == [(result["task"], result["ok"])]
+    assert (-9, "init") == (result["ranks"][0]["code"], result["ranks"][0]["stage"])
+
+    both = results(sides, work(sides, port, id="all-2"))
+
+    assert [True, True] == [result["ok"] for result in both]
+
+
+def test_a_peer_that_never_comes_ends_the_task(sides, port):
+    """By the deadline of the task at the latest, and the next one works."""
+    first = sides[:1]
+    [result] = results(first, work(first, port, timeout_s=0.5))
+    [row] = result["ranks"]
+    assert not result["ok"]
+    assert row.get("hung") or row["error"]
+    assert row["stage"] in ("start", "device", "init")
+
+    both = results(sides, work(sides, port, id="all-2"))
+
+    assert [True, True] == [result["ok"] for result in both]

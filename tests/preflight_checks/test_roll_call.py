@@ -1,0 +1,31 @@
+"""roll-call: on its own it only says why there is nobody to meet; the meeting itself is trainer_agent.gang's."""
+
+import pytest
+
+from preflight_checks.roll_call import roll_call
+from trainer_agent.check import Options
+from trainer_agent.gang.rules import COLLECTIVE, ROLL_CALL
+from trainer_agent.testing import FakeHost, run_check
+
+TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job"}
+
+
+@pytest.mark.parametrize(
+    "environ, gang, reason",
+    [
+        ({}, False, "the job has one node"),
+        (TWO | {"PET_NNODES": "1"}, False, "the job has one node"),
+        (TWO | {"PET_NNODES": "1:2"}, False, "the job is elastic: nobody knows how many nodes will come"),
+        (TWO, False, "the nodes meet with --scope gang"),
+        (TWO, True, "the nodes did not meet"),
+    ],
+    ids=["by hand", "one node", "elastic", "scope node", "alone"],
+)
+def test_it_is_skipped_with_the_reason(tmp_path, environ, gang, reason):
+    assert reason == run_check(roll_call, FakeHost(tmp_path), environ=environ, options=Options(gang=gang))
+
+
+def test_no_two_of_its_findings_have_one_code():
+    codes = [rule.code for rule in (*ROLL_CALL, *COLLECTIVE)]
+
+    assert len(codes) == len(set(codes))

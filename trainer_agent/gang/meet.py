@@ -1,0 +1,224 @@
+"""From the settings of a preflight to a gang, and from its verdict to the rows of the report."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent import policy
+from trainer_agent.check import CheckResult, Status
+from trainer_agent.errors import Severity
+from trainer_agent.gang import alone, speeds
+from trainer_agent.gang.course import Plan, Work
+from trainer_agent.gang.door import Door
+from trainer_agent.gang.node import Node, Setting
+from trainer_agent.gang.store import StoreLostError
+from trainer_agent.gang.torch_side import TorchSide, TorchSideError
+from trainer_agent.gang.verdict import results as rows_of
+from trainer_agent.gang.verdict import seen_by
+from trainer_agent.log import get_logger
+from trainer_agent.topology import MAX_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from trainer_agent.check import Context
+    from trainer_agent.topology import Topology
+
+MIB = 1 << 20
+WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
+# By backend and profile: sizes for all ranks together, sizes for two nodes, seconds for each of these. A network card
+# of 400 Gb/s needs some hundred MiB to show its rate; gloo on sockets needs some.
+SIZES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], float]]] = {
+    "gloo": {
+        "quick": ((), (), 0.0),
+        "standard": ((MIB, 8 * MIB), (4 * MIB,), 0.1),
+        "deep": ((MIB, 8 * MIB, 64 * MIB), (16 * MIB,), 0.3),
+    },
+    "nccl": {
+        "quick": ((), (), 0.0),
+        "standard": ((64 * MIB, 512 * MIB), (256 * MIB,), 0.5),
+        "deep": ((64 * MIB, 512 * MIB, 16384 * MIB), (1024 * MIB,), 1.0),
+    },
+}
+# Heuristic: gloo connects in milliseconds, NCCL takes seconds for its first communicator, and more for many ranks.
+TIMEOUT_S = {"gloo": (10.0, 5.0), "nccl": (60.0, 30.0)}
+EACH_RANK_S = 0.05
+SCREEN = {"quick": 0, "standard": 1, "deep": 10}
+READY_S = 120.0  # to import torch from a cold network file system
+MOST_FINDINGS = 5  # of a node that failed
+
+
+@dataclass(frozen=True)
+class Asked:
+    """
+    What the command line says of the gang.
+
+    Args:
+        timeout_s: how long nodes wait for each other.
+        port: of the meeting place; 0 for the one after the master port.
+        attempt: nodes meet only those with the same.
+        node_name: of the machine, as Kubernetes has it.
+        history: a file with what earlier runs measured.
+    """
+
+    timeout_s: float
+    port: int
+    attempt: str
+    node_name: str
+    history: str | None
+
+
+class Gathering:
+    """This node's part in a gang: started before its own checks, so that torch is there when they are done."""
+
+    def __init__(self, context: Context, asked: Asked, *, side: TorchSide, door: Door) -> None:
+        self.context = context
+        self.asked = asked
+        self.side = side
+        self.door = door
+        self.port = port_of(context.topology, asked)
+        self.born = context.host.now()
+
+    def meet(self, results: Sequence[CheckResult]) -> tuple[list[CheckResult], dict[str, Any] | None]:
+        """Meet the other nodes; return the rows of the report, and its section `gang`."""
+        rank = self.context.topology.node_rank
+        try:
+            self.side.wait_until_ready(READY_S)
+            plan = plan_of(self.context, self.asked)
+            verdict = Node(self._setting(plan, hello_of(self.context, results, self.asked, self.born))).run()
+        except (TorchSideError, StoreLostError) as error:
+            no_torch = isinstance(error, TorchSideError) and error.no_torch
+            status = Status.SKIP if no_torch else Status.ERROR
+            row = CheckResult("roll-call", status, f"the nodes did not meet: {error.message}")
+            return [row if result.name == "roll-call" else result for result in results], None
+        if rank == 0 and self.asked.history and verdict["verdict"] in ("pass", "warn"):
+            _remember(self.asked.history, plan, verdict)
+        get_logger().info("the gang has met", verdict=verdict["verdict"], summary=verdict["summary"])
+        return merged(results, rows_of(verdict, rank)), seen_by(verdict, rank)
+
+    def _setting(self, plan: Plan, hello: dict[str, Any]) -> Setting:
+        context = self.context
+        return Setting(context.topology, context.host, self.side, self.door, plan, self.port, hello, self.born)
+
+
+@contextmanager
+def gathering(context: Context, asked: Asked, *, program: str) -> Iterator[Gathering]:
+    """Start what this node needs to meet others; nothing of it is left afterwards."""
+    # Before the torch side, whose end waits until nobody else has its pipes.
+    door = Door(port_of(context.topology, asked) + 1)
+    try:
+        door.tell({"rank": context.topology.node_rank, "state": alone.WAITING})
+        python = context.options.python or _own_python()
+        with TorchSide(python, program, context.environ) as side:
+            yield Gathering(context, asked, side=side, door=door)
+    finally:
+        door.close()
+
+
+def port_of(topology: Topology, asked: Asked) -> int:
+    """Return where the nodes meet: the port after the master port, before it where two more do not exist."""
+    after = topology.master_port + 1
+    return asked.port or (after if after < MAX_PORT else topology.master_port - 2)
+
+
+def _own_python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def plan_of(context: Context, asked: Asked) -> Plan:
+    """Return what is to be done, as rank 0 decides it."""
+    options, nnodes = context.options, context.topology.max_nodes
+    on_gpus = context.accelerators.kind in WORKS_ON_CUDA and context.accelerators.count
+    backend = "nccl" if on_gpus else "gloo"
+    per_node = min(context.nproc, context.accelerators.count) if on_gpus else 1
+    together, pair, seconds = SIZES[backend][options.profile]
+    all_s, pair_s = TIMEOUT_S[backend]
+    left_out = {name: "" if name in options.running else "left out" for name in ("consistency", "collective")}
+    return Plan(
+        nnodes=nnodes,
+        attempt=asked.attempt,
+        gang_timeout_s=asked.timeout_s,
+        backend=backend,
+        per_node=per_node,
+        all_ranks=Work(together, seconds, all_s + EACH_RANK_S * nnodes * per_node),
+        pair=Work(pair, seconds, pair_s),
+        screen=SCREEN[options.profile],
+        consistency=left_out["consistency"],
+        collective=left_out["collective"],
+        history=tuple(_history(asked.history)),
+    )
+
+
+def hello_of(context: Context, results: Sequence[CheckResult], asked: Asked, born: float) -> dict[str, Any]:
+    """Return what this node tells of itself."""
+    marks = next((dict(r.measurements) for r in results if r.name == "consistency"), {})
+    verdict, _ = policy.decide(results)
+    failed = [(r.name, f) for r in results if r.status is Status.FAIL for f in r.findings]
+    errors = [(name, f) for name, f in failed if f.severity is Severity.ERROR]
+    return {
+        "hostname": context.topology.hostname,
+        "node": asked.node_name,
+        "nnodes": context.topology.max_nodes,
+        "nproc": context.nproc,
+        "marks": marks | {"checks": [r.name for r in results if r.status is not Status.SKIP]},
+        "born": born,
+        "local": {
+            "verdict": str(verdict),
+            "exit_code": int(verdict.exit_code),
+            "message": errors[0][1].message if errors else "",
+            "findings": [{"check": n, "code": f.code, "message": f.message} for n, f in errors[:MOST_FINDINGS]],
+        },
+    }
+
+
+def merged(results: Sequence[CheckResult], rows: Mapping[str, CheckResult]) -> list[CheckResult]:
+    """Return the rows of the report with those of the gang; a node's own consistency stays beside that of all."""
+    return [_merged(result, rows.get(result.name)) for result in results]
+
+
+def _merged(ours: CheckResult, gang: CheckResult | None) -> CheckResult:
+    if gang is None:
+        return ours
+    if ours.status is Status.SKIP:
+        return gang if ours.message != "left out by --skip" else ours
+    if gang.status is Status.SKIP:
+        return ours
+    order = [Status.PASS, Status.SKIP, Status.WARN, Status.ERROR, Status.FAIL]
+    worst = max((ours, gang), key=lambda result: order.index(result.status))
+    return replace(
+        ours,
+        status=worst.status,
+        action=worst.action,
+        message=f"{ours.message}; {gang.message}",
+        duration_s=ours.duration_s + gang.duration_s,
+        findings=(*gang.findings, *ours.findings),
+    )
+
+
+def _history(path: str | None) -> list[speeds.Row]:
+    if not path:
+        return []
+    with suppress(OSError):
+        return speeds.read_history(Path(path).read_text(errors="replace").splitlines())
+    return []
+
+
+def _remember(path: str, plan: Plan, verdict: Mapping[str, Any]) -> None:
+    """Add what was measured to the history; a file that cannot be written is no reason to fail."""
+    collective = verdict["collective"]
+    rows = collective["rows"] if collective and collective["passed"] else ()
+    lines = [
+        speeds.Row(plan.backend, plan.nnodes, collective["ranks"], row["of"], row["bytes"], row["busbw_gbps"])
+        for row in rows
+    ]
+    try:
+        with Path(path).open("a") as file:
+            file.writelines(f"{json.dumps(line.as_dict())}\n" for line in lines)
+    except OSError as error:
+        get_logger().warning("the history cannot be written", path=path, error=error.strerror)

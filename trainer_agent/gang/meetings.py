@@ -1,0 +1,143 @@
+"""What the tasks brought: from the reports of the nodes to rates, rows, and who has failed with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.gang.pairs import Meeting
+from trainer_agent.gang.speeds import Rate, busbw_gbps, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+# What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine.
+CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
+# How ranks end that lost their peer: a library of theirs gives up.
+AFTERMATH = (-15, -6)
+
+Reports = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The pairs of one round of tests, and what their nodes reported, by rank."""
+
+    number: int
+    pairs: tuple[tuple[int, int], ...]
+    reports: Reports
+    per_node: int
+
+
+@dataclass
+class Rounds:
+    """All rounds so far; `hosts` are boot ids by rank, as far as known."""
+
+    hosts: Mapping[int, str]
+    done: list[Round] = field(default_factory=list)
+
+    def rates(self) -> list[Rate]:
+        """Return what the pairs reached that came to an end."""
+        found = []
+        for one in self.done:
+            for a, b in one.pairs:
+                gbps = pair_gbps(one.reports.get(a), one.reports.get(b), ranks=2 * one.per_node)
+                if gbps is not None:
+                    found.append(Rate(a, b, one.number, gbps))
+        return found
+
+    def meetings(self) -> list[Meeting]:
+        """Return one meeting for each pair of each round: right in time, and fast enough."""
+        fast = {(m.a, m.b, m.round): m.passed for m in judge(self.rates(), self.hosts).meetings}
+        return [
+            Meeting(a, b, one.number, not problem(one.reports, (a, b)) and fast.get((a, b, one.number), True))
+            for one in self.done
+            for a, b in one.pairs
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the part `pairs` of the report."""
+        rates = {(rate.a, rate.b, rate.round): rate.gbps for rate in self.rates()}
+        return [
+            {
+                "a": m.a,
+                "b": m.b,
+                "round": m.round,
+                "passed": m.passed,
+                "gbps": round(gbps, 4) if (gbps := rates.get((m.a, m.b, m.round))) is not None else None,
+                "why": "" if m.passed else self.why(m),
+            }
+            for m in self.meetings()
+        ]
+
+    def why(self, meeting: Meeting) -> str:
+        """Return why a meeting failed."""
+        reports = next(one.reports for one in self.done if one.number == meeting.round)
+        return problem(reports, (meeting.a, meeting.b)) or "slow"
+
+
+def problem(reports: Mapping[int, Mapping[str, Any]], nodes: Iterable[int]) -> str:
+    """Return the worst that nodes reported of a task, in words; nothing when all of them were right and in time."""
+    found = []
+    for node in nodes:
+        report = reports.get(node)
+        if report is None:
+            found.append((1, f"node {node} reported nothing in time"))
+        elif not report["ok"]:
+            found += [(weight, f"node {node}: {text}") for weight, text in map(_words, report["ranks"]) if text]
+    return max(found, key=lambda pair: pair[0], default=(0, ""))[1]
+
+
+def _words(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Return how telling the report of a rank is, and what it says."""
+    if row.get("wrong"):
+        wrong = row["wrong"][0]
+        return 4, f"{wrong['of']} gave {wrong['differ']} wrong numbers of {wrong['of_numbers']}"
+    if died(row):
+        return 3, f"its rank was killed by signal {-row['code']} in stage {row.get('stage', 'start')}"
+    if row.get("error"):
+        return 2, f"{row['error']} in stage {row.get('stage', 'start')}: {row.get('text', '')}".rstrip(": ")
+    if row.get("hung"):
+        return 1, f"nothing came after stage {row.get('stage', 'start')} in time"
+    return (1, f"its rank ended with exit code {row['code']}") if row.get("code") else (0, "")
+
+
+def died(row: Mapping[str, Any]) -> bool:
+    """Whether a rank was ended by a signal that neither we nor its libraries sent."""
+    return (row.get("code") or 0) < 0 and row["code"] not in AFTERMATH
+
+
+def misconfigured(row: Mapping[str, Any]) -> bool:
+    """Whether NCCL refused its settings."""
+    return any(name in f"{row.get('error', '')} {row.get('text', '')}" for name in CONFIGURATION)
+
+
+def pair_gbps(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, *, ranks: int) -> float | None:
+    """Return the bus bandwidth of the largest all-reduce of two nodes in GB/s."""
+    rows = [row for row in timings([a, b], ranks=ranks) if row["of"] == "all-reduce"]
+    return max(rows, key=lambda row: row["bytes"])["busbw_gbps"] if a and b and rows else None
+
+
+def timings(reports: Sequence[Mapping[str, Any] | None], *, ranks: int) -> list[dict[str, Any]]:
+    """Return for each collective and size the seconds of the slowest rank, and the bus bandwidth in GB/s."""
+    slowest: dict[tuple[str, int], float] = {}
+    for row in _ranks(reports):
+        for timing in row["timings"]:
+            key = timing["of"], timing["bytes"]
+            slowest[key] = max(slowest.get(key, 0.0), timing["seconds"])
+    return [
+        {
+            "of": of,
+            "bytes": size,
+            "seconds": round(seconds, 6),
+            "busbw_gbps": round(busbw_gbps(of, ranks, size, seconds), 4),
+        }
+        for (of, size), seconds in slowest.items()
+        if seconds > 0
+    ]
+
+
+def _ranks(reports: Iterable[Mapping[str, Any] | None]) -> Iterator[Mapping[str, Any]]:
+    for report in reports:
+        if report:
+            yield from report["ranks"]

@@ -1,0 +1,248 @@
+"""
+What the nodes and rank 0 write at the meeting place.
+
+    open, attempt, epoch   written by rank 0; `open` last
+    claim/R                when the agent started that has node rank R; of two the younger has it
+    news, news/N           what nodes say, in order: rank 0 reads all of it, and nobody else does
+    beat/R                 a number that grows every second as long as node R lives
+    version, board         what everybody should do now; rank 0 writes it, all read it when the version has changed
+    pulse                  a number that grows as long as rank 0 lives
+    verdict                written once
+    read                   how many have read the verdict
+
+Every node reads three small values a few times a second, so that the cost is linear in their number.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.errors import RetryError
+from trainer_agent.gang.roll import BEAT_S, HEALTHY, LOST_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer_agent.gang.leader import Leader
+    from trainer_agent.gang.store import Store
+
+PULSE_S = 0.5
+
+
+class NotOpenError(RetryError):
+    """Rank 0 has not opened the meeting place yet."""
+
+    def __init__(self) -> None:
+        super().__init__("not-open", "rank 0 is about to open the meeting place")
+
+
+class OtherAttemptError(RetryError):
+    """The meeting place is that of another attempt of the job."""
+
+    def __init__(self, theirs: str, ours: str) -> None:
+        super().__init__(
+            "other-attempt",
+            f"rank 0 is of attempt {theirs!r} of the job, and this node of {ours!r}",
+            hint="one of the two is about to be replaced; see TRAINER_AGENT_PREFLIGHT_ATTEMPT",
+        )
+
+
+class SupersededError(RetryError):
+    """A younger agent has this node's rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            "rank-taken",
+            f"another agent with node rank {rank} has started later; this one gives way",
+            hint="a pod that was replaced ends like this; if none was, two pods have one PET_NODE_RANK",
+        )
+
+
+class LeaderSilentError(RetryError):
+    """The meeting place answers, and rank 0 gives no sign of life."""
+
+    def __init__(self, silent_s: float) -> None:
+        super().__init__("leader-silent", f"rank 0 has given no sign of life for {silent_s:.0f} s")
+
+
+class Member:
+    """
+    A node at the meeting place.
+
+    Args:
+        rank: its node rank.
+        born: when its agent started, in seconds since 1970.
+    """
+
+    def __init__(self, store: Store, *, rank: int, born: float) -> None:
+        self.store = store
+        self.rank = rank
+        self.born = born
+        self.version = ""
+        self.pulse, self.pulse_at = "", 0.0
+        self.beats, self.beat_at = 0, float("-inf")
+        self.told_clock = False
+
+    def join(self, hello: dict[str, Any], *, attempt: str, now: float) -> str:
+        """
+        Say hello; return the epoch of the meeting place.
+
+        Raises:
+            NotOpenError, OtherAttemptError: not yet, or not here.
+            SupersededError: a younger agent with this rank is there.
+            StoreLostError: no answer.
+        """
+        if not self.store.has(["open"]):
+            raise NotOpenError
+        if self._is_over():
+            raise NotOpenError
+        theirs, epoch = self.store.get(["attempt", "epoch"])
+        if theirs != attempt:
+            raise OtherAttemptError(theirs, attempt)
+        claim, mine, seen = f"claim/{self.rank}", repr(self.born), ""
+        while (there := self.store.compare_set(claim, seen, mine)) != mine:
+            if float(there) > self.born:
+                raise SupersededError(self.rank)
+            seen = there
+        self.beat(now)
+        self.pulse_at = now
+        self.say("hello", **hello)
+        return epoch
+
+    def _is_over(self) -> bool:
+        """Whether others have met here and gone on; a verdict that stopped them is for this node, too."""
+        return self.store.has(["verdict"]) and unpacked(self.store.get(["verdict"])[0])["verdict"] in HEALTHY
+
+    def say(self, kind: str, **facts: Any) -> None:
+        """Tell rank 0 something."""
+        number = self.store.add("news", 1)
+        self.store.set(f"news/{number}", json.dumps({"kind": kind, "rank": self.rank, "born": self.born, **facts}))
+
+    def beat(self, now: float) -> None:
+        """Give a sign of life when it is time."""
+        if now - self.beat_at >= BEAT_S:
+            self.beats += 1
+            self.beat_at = now
+            self.store.set(f"beat/{self.rank}", f"{self.born!r} {self.beats}")
+
+    def look(self, *, now: float, wall: float) -> dict[str, Any] | None:
+        """
+        Return the board when it has changed.
+
+        Raises:
+            SupersededError: a younger agent has taken this rank.
+            LeaderSilentError: rank 0 does nothing any more.
+            StoreLostError: no answer.
+        """
+        version, pulse, claim = self.store.get(["version", "pulse", f"claim/{self.rank}"])
+        if float(claim) > self.born:
+            raise SupersededError(self.rank)
+        if pulse != self.pulse:
+            self.pulse, self.pulse_at = pulse, now
+        if version == self.version:
+            if now - self.pulse_at > LOST_S:
+                raise LeaderSilentError(now - self.pulse_at)
+            return None
+        first, self.version = not self.version, version
+        board: dict[str, Any] = json.loads(self.store.get(["board"])[0])
+        if not first and not self.told_clock:  # that board was written just now
+            self.told_clock = True
+            self.say("clock", sent=board["wall"], heard=wall)
+        return board
+
+    def verdict(self) -> dict[str, Any]:
+        """Return the verdict, and say that it has been read."""
+        found = unpacked(self.store.get(["verdict"])[0])
+        self.store.add("read", 1)
+        return found
+
+    def write_verdict(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        """Write a verdict where there is none yet; return the one that is there."""
+        return unpacked(self.store.compare_set("verdict", "", packed(verdict)))
+
+
+def packed(verdict: Mapping[str, Any]) -> str:
+    """Return a verdict as text, a fifth as long: thousands of nodes read what rank 0 writes of thousands of nodes."""
+    return base64.b64encode(zlib.compress(json.dumps(verdict).encode(), 1)).decode()
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    """Return a verdict that was packed."""
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return found
+
+
+@dataclass
+class Chair:
+    """Rank 0 at the meeting place: carries what nodes say to the leader, and what it decides to them."""
+
+    store: Store
+    leader: Leader
+    epoch: str
+    heard: int = 0
+    awaited: list[int] = field(default_factory=list)
+    pulses: int = 0
+    pulse_at: float = float("-inf")
+    beats_at: float = float("-inf")
+    board: str = ""
+
+    def open(self) -> None:
+        """Open the meeting place."""
+        for key, value in (("attempt", self.leader.plan.attempt), ("epoch", self.epoch), ("pulse", "0")):
+            self.store.set(key, value)
+        self._write(wall=0.0)
+        self.store.set("open", "1")
+
+    def turn(self, *, now: float, wall: float) -> None:
+        """Hear what is new, let the leader decide, and tell everybody."""
+        if now - self.pulse_at >= PULSE_S:
+            self.pulses += 1
+            self.pulse_at = now
+            self.store.set("pulse", str(self.pulses))
+        self._hear(now=now, wall=wall)
+        if now - self.beats_at >= BEAT_S / 2:
+            self._feel(now)
+        self.leader.turn(now=now, wall=wall)
+        if self.leader.verdict is not None:
+            there = self.store.compare_set("verdict", "", packed(self.leader.verdict))
+            self.leader.verdict = unpacked(there)
+        self._write(wall=wall)
+
+    @property
+    def everybody_knows(self) -> bool:
+        """Whether all that are here have read the verdict."""
+        return self.store.add("read", 0) >= len(self.leader.roll.here)
+
+    def _hear(self, *, now: float, wall: float) -> None:
+        last = self.store.add("news", 0)
+        self.awaited += range(self.heard + 1, last + 1)
+        self.heard = last
+        there = self._there(self.awaited)
+        self.awaited = sorted(set(self.awaited) - set(there))
+        for text in self.store.get([f"news/{number}" for number in there]) if there else ():
+            self.leader.hear(json.loads(text), now=now, wall=wall)
+
+    def _there(self, numbers: list[int]) -> list[int]:
+        """Return the numbers under which something is written; whoever took one may have died before it wrote."""
+        if not numbers or self.store.has([f"news/{number}" for number in numbers]):
+            return numbers
+        half = len(numbers) // 2
+        return self._there(numbers[:half]) + self._there(numbers[half:]) if half else []
+
+    def _feel(self, now: float) -> None:
+        self.beats_at = now
+        ranks = [node.rank for node in self.leader.roll.here]
+        signs = self.store.get([f"beat/{rank}" for rank in ranks]) if ranks else []
+        self.leader.roll.beats(dict(zip(ranks, signs, strict=True)), now)
+
+    def _write(self, *, wall: float) -> None:
+        board = self.leader.board
+        text = json.dumps(board)
+        if text != self.board:
+            self.board = text
+            self.store.set("board", json.dumps(board | {"wall": wall}))
+            self.store.add("version", 1)

@@ -1,0 +1,379 @@
+"""A node's way through the gang, from its own checks to the verdict."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trainer_agent.errors import RetryError
+from trainer_agent.gang import alone, peers, rules
+from trainer_agent.gang.door import knock
+from trainer_agent.gang.leader import Leader
+from trainer_agent.gang.member import Chair, LeaderSilentError, Member, NotOpenError, OtherAttemptError, SupersededError
+from trainer_agent.gang.ranks import Ranks
+from trainer_agent.gang.roll import HEALTHY, LOST_S
+from trainer_agent.gang.store import StoreLostError
+from trainer_agent.gang.torch_side import TorchStore
+from trainer_agent.gang.verdict import Charge, Minutes, section
+from trainer_agent.host import NameLookupError
+from trainer_agent.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer_agent.gang.course import Plan
+    from trainer_agent.gang.door import Door, Knock
+    from trainer_agent.gang.torch_side import TorchSide
+    from trainer_agent.host import Host
+    from trainer_agent.topology import Topology
+
+PROGRESS_S = 10.0
+PAUSE_S = 0.5
+LOOK_S = 0.1
+CONNECT_S = 2.0  # for one attempt to reach rank 0's port
+OPEN_S = 5.0  # for torch to connect to it, or to open it
+LOOKUP_S = 5.0
+FRESH_S = 2.0
+RETURN_S = 1.0  # at least so long a node tries to come back that lost rank 0
+TELL_S = 60.0  # a node that failed waits so long for somebody to tell
+OPEN_DOOR_S = 4.0  # between two questions at a door lie some seconds
+LINGER_S = 5.0  # rank 0 stays so long for the others to read the verdict
+# A node without rank 0 asks others for so long what they know: rank 0 notices in 6 s that a node is silent, and others
+# take up to 10 s to find out about it.
+ALONE_S = 25.0
+ASKED = 7  # other nodes that are asked
+KNOCKS = 2  # at least; a network that loses packets may lose one
+
+
+@dataclass(frozen=True)
+class Setting:
+    """
+    Where a node is, and how it reaches the others.
+
+    Args:
+        port: of the meeting place; the doors are on the next one.
+        hello: what it tells of itself.
+        born: when it started, in seconds since 1970.
+    """
+
+    topology: Topology
+    host: Host
+    side: TorchSide
+    door: Door
+    plan: Plan
+    port: int
+    hello: dict[str, Any]
+    born: float
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+        return self.topology.node_rank
+
+    def name(self, rank: int) -> str:
+        """Return what a message calls a node."""
+        name = self.hello["hostname"] if rank == self.rank else peers.hostname_of(rank, self.topology)
+        return f"node {rank} ({name})" if name else f"node {rank}"
+
+
+class _LostError(Exception):
+    """Rank 0 has gone; says what happened, after its name."""
+
+
+@dataclass
+class Node:
+    """One node until it has the verdict."""
+
+    setting: Setting
+    member: Member = field(init=False)
+    ranks: Ranks = field(init=False)
+    told: float = field(default_factory=time.monotonic)
+    epoch: str = ""
+    doors: dict[str, str] = field(default_factory=dict)  # addresses of some nodes, by rank
+    # Whether rank 0 may have gone on without this node: nobody has seen its port closed while it was waited for.
+    went_on: bool = True
+
+    def run(self) -> dict[str, Any]:
+        """
+        Return the verdict: that of rank 0, or, when there is no rank 0, what this node can tell.
+
+        Raises:
+            TorchSideError: the torch side of this node has ended.
+        """
+        try:
+            verdict = self._lead() if self.setting.rank == 0 else self._follow()
+        except SupersededError as error:
+            return self._said(Charge("roll-call", rules.RANK_TAKEN.found(error.message)))
+        self._linger(verdict)
+        return verdict
+
+    def _linger(self, verdict: Mapping[str, Any]) -> None:
+        """Keep the door open for those that have lost rank 0: they ask others what the verdict is."""
+        self.setting.door.tell({"rank": self.setting.rank, "state": alone.MET, "verdict": verdict})
+        if verdict["lingers"]:
+            time.sleep(OPEN_DOOR_S)
+
+    # ---- rank 0
+
+    def _lead(self) -> dict[str, Any]:
+        setting = self.setting
+        leader = Leader(setting.plan, lambda rank: peers.name_of(rank, setting.topology))
+        chair = Chair(TorchStore(setting.side), leader, uuid.uuid4().hex)
+        try:
+            self._open(time.monotonic() + setting.plan.gang_timeout_s)
+            chair.open()
+            self._join("localhost")
+            while leader.verdict is None:
+                self._turn(self._missing(leader))
+                chair.turn(now=time.monotonic(), wall=setting.host.now())
+            self._wait_for_readers(chair)
+        except StoreLostError as error:
+            if leader.verdict is None:
+                text = f"{setting.name(0)} cannot keep the meeting place open: {error.message}"
+                return self._said(Charge("roll-call", rules.NODE_LOST.found(text), (0,)))
+        return leader.verdict
+
+    def _wait_for_readers(self, chair: Chair) -> None:
+        """Stay until all others have the verdict."""
+        self.member.verdict()
+        deadline = time.monotonic() + LINGER_S
+        while not chair.everybody_knows and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _open(self, deadline: float) -> None:
+        """Open the meeting place; the agent before this one may still hold the port."""
+        while True:
+            try:
+                self.setting.side.ask("serve", port=self.setting.port, timeout_s=OPEN_S, answer_s=OPEN_S + CONNECT_S)
+            except StoreLostError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self._progress("waiting to open the meeting place", port=self.setting.port, last=error.message)
+                time.sleep(PAUSE_S)
+            else:
+                return
+
+    def _missing(self, leader: Leader) -> dict[str, Any]:
+        return {"missing": [node.rank for node in leader.roll.missing], "here": len(leader.roll.here)}
+
+    # ---- all others
+
+    def _follow(self) -> dict[str, Any]:
+        setting = self.setting
+        waits_s = setting.plan.gang_timeout_s
+        if setting.hello["local"]["verdict"] not in HEALTHY:
+            waits_s = min(waits_s, TELL_S)
+        deadline, why = time.monotonic() + waits_s, f"never opened the meeting place within {waits_s:g} s"
+        while True:
+            try:
+                return self._find(deadline) or self._take_part()
+            except StoreLostError as error:
+                deadline = max(time.monotonic() + RETURN_S, self.member.pulse_at + LOST_S)
+                why = "is gone: its meeting place does not answer any more"
+                # Whoever is killed closes its connections while all is well; a bad network is bad before.
+                self.went_on = time.monotonic() - self.member.pulse_at > FRESH_S
+                setting.door.tell({"rank": setting.rank, "state": alone.LOST})
+                get_logger().warning("rank 0 is lost", reason=error.message)
+            except LeaderSilentError as error:
+                return self._write(self._alone(f"is gone: {error.message}", silent=True))
+            except _LostError as error:
+                return self._alone(f"{why}: {error}")
+
+    def _find(self, deadline: float) -> dict[str, Any] | None:
+        """Connect to the meeting place and say hello; return the verdict where a door has it already."""
+        last, asked = "", time.monotonic()
+        while True:
+            try:
+                address = self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)[0]
+                self.doors["0"] = address
+                last = self._connect(address, deadline)
+                if not last:
+                    return None
+            except (NameLookupError, NotOpenError, OtherAttemptError, StoreLostError) as error:
+                last = error.message
+            if time.monotonic() > deadline:
+                raise _LostError(last)
+            if time.monotonic() > asked + PROGRESS_S:
+                if found := _verdict(self._knock()):
+                    return found
+                asked = time.monotonic()
+            self._progress("waiting for rank 0", name=self.setting.topology.master_addr, last=last)
+            self.setting.side.events(PAUSE_S)
+
+    def _connect(self, address: str, deadline: float) -> str:
+        """Join at an address; return why that was not possible."""
+        try:  # torch would try again and again, and fill the log
+            socket.create_connection((address, self.setting.port), timeout=CONNECT_S).close()
+        except OSError as error:
+            if not self.epoch:
+                self.went_on = not isinstance(error, ConnectionRefusedError)
+            return f"{address} port {self.setting.port}: {error.strerror or error}"
+        left = max(RETURN_S, deadline - time.monotonic())
+        answer_s = min(OPEN_S + CONNECT_S, left)
+        self.setting.side.ask("connect", host=address, port=self.setting.port, timeout_s=OPEN_S, answer_s=answer_s)
+        self._join(address)
+        return ""
+
+    def _join(self, address: str) -> None:
+        setting = self.setting
+        if self.epoch:  # it comes back: what its ranks do belongs to the past
+            self.ranks.stop()
+        self.member = Member(TorchStore(setting.side), rank=setting.rank, born=setting.born)
+        own = self._own_address(address)
+        environ = interface_of(own)
+        self.ranks = Ranks(setting.side, node=setting.rank, host=address, port=setting.port, environ=environ)
+        hello = setting.hello | {"now": setting.host.now(), "address": own}
+        self.epoch = self.member.join(hello, attempt=setting.plan.attempt, now=time.monotonic())
+        self.went_on = False
+        setting.door.tell({"rank": setting.rank, "state": alone.MET})
+        get_logger().info("joined the gang", rank=setting.rank, nodes=setting.plan.nnodes, meeting_place=address)
+
+    def _own_address(self, address: str) -> str:
+        """Return the address of this node that others reach it by."""
+        if self.setting.rank == 0:
+            with suppress(NameLookupError):
+                return self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)[0]
+        return address_towards(address, self.setting.port)
+
+    def _take_part(self) -> dict[str, Any]:
+        board: dict[str, Any] = {}
+        while not board.get("verdict"):
+            board = self._turn(board) or board
+        return self.member.verdict()
+
+    # ---- a moment in the life of each
+
+    def _turn(self, waiting: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Let some time pass, do what is to be done, and return the board when it has changed."""
+        setting = self.setting
+        result = self.ranks.hear(setting.side.events(poll_s(setting.rank, setting.plan.nnodes)))
+        if result:
+            self.member.say("result", **result)
+        now = time.monotonic()
+        self.member.beat(now)
+        board = self.member.look(now=now, wall=setting.host.now())
+        if board is not None:
+            self.doors = board["doors"] or self.doors
+            self._obey(board["task"])
+        missing = [self.setting.name(rank) for rank in waiting.get("missing", ())[:8]]
+        if missing:
+            self._progress("waiting for nodes", here=waiting["here"], missing=missing)
+        return board
+
+    def _obey(self, task: dict[str, Any] | None) -> None:
+        """Begin a task."""
+        if task is None:
+            self.ranks.stop()
+        elif task["kind"] != "ask":
+            if self.ranks.running is None or self.ranks.running.id != task["id"]:
+                self.ranks.start(task)
+        elif self.setting.rank in task["members"]:
+            heard = knock({int(rank): name for rank, name in task["doors"].items()}, self.setting.port + 1)
+            answers = {rank: each.answer for rank, each in heard.items()}
+            self.member.say("result", task=task["id"], ok=True, knocks=answers)
+
+    def _progress(self, what: str, **facts: Any) -> None:
+        now = time.monotonic()
+        if now - self.told >= PROGRESS_S:
+            self.told = now
+            get_logger().info(what, **facts)
+
+    # ---- without rank 0
+
+    def _alone(self, why: str, *, silent: bool = False) -> dict[str, Any]:
+        """
+        Return the verdict that somebody else has, or what this node can tell.
+
+        Args:
+            silent: rank 0 does nothing, although its meeting place is there: then its door, too, knows nothing new.
+        """
+        self.setting.door.tell({"rank": self.setting.rank, "state": alone.LOST})
+        deadline, rounds = time.monotonic() + ALONE_S, 0
+        while True:
+            knocks, rounds = self._knock(), rounds + 1
+            found = _verdict(knocks)
+            if found:
+                return found
+            if silent and 0 in knocks and knocks[0].answer == "answers":
+                knocks[0] = replace(knocks[0], answer="mute", status={})
+            undecided = any(heard.status.get("state") == alone.MET for heard in knocks.values())
+            if time.monotonic() > deadline or not (undecided or rounds < (1 if silent else KNOCKS)):
+                break
+            self.setting.side.events(PAUSE_S)
+        names = {rank: self.setting.name(rank) for rank in range(self.setting.plan.nnodes)}
+        rank, nnodes = self.setting.rank, self.setting.plan.nnodes
+        charge = alone.judge(rank, nnodes, knocks, names=names, why=why, went_on=self.went_on and not silent)
+        return self._said(charge) | {"lingers": True}
+
+    def _knock(self) -> dict[int, Knock]:
+        """Knock at the doors of rank 0 and of some others."""
+        topology = self.setting.topology
+        others = [rank for rank in range(1, self.setting.plan.nnodes) if rank != self.setting.rank][:ASKED]
+        doors = {rank: self.doors.get(str(rank)) or peers.name_of(rank, topology) for rank in (0, *others)}
+        return knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1)
+
+    def _write(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        """Write a verdict for the others, too, where rank 0 has written none."""
+        try:
+            return self.member.write_verdict(verdict)
+        except RetryError:
+            return verdict
+
+    def _said(self, charge: Charge) -> dict[str, Any]:
+        """Return the verdict of this node alone."""
+        setting, minutes = self.setting, Minutes()
+        minutes.charges.append(charge)
+        nodes = [self._row(rank) for rank in range(setting.plan.nnodes)]
+        return section(minutes, nodes, attempt=setting.plan.attempt, epoch=2, written_by=setting.rank)
+
+    def _row(self, rank: int) -> dict[str, Any]:
+        ours = rank == self.setting.rank
+        hello = self.setting.hello if ours else {}
+        return {
+            "rank": rank,
+            "hostname": hello.get("hostname") or peers.hostname_of(rank, self.setting.topology),
+            "node": hello.get("node", ""),
+            "address": hello.get("address", ""),
+            "arrived_s": 0.0 if ours else None,
+            "state": "ready" if ours else "missing",
+            "note": "" if ours else "not known, as rank 0 is not there",
+            "clock_offset_s": None,
+        }
+
+
+def address_towards(address: str, port: int) -> str:
+    """Return the address of this machine from which packets go to another, nothing when there is no route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:  # nothing is sent
+        sock.connect((address, port))
+        return str(sock.getsockname()[0])
+    return ""
+
+
+def interface_of(address: str) -> dict[str, str]:
+    """
+    Return the variable that tells gloo to use the interface with an address.
+
+    Without it gloo looks up the host name, and takes loopback, where nobody reaches it, when there is none.
+    """
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _verdict(knocks: Mapping[int, Knock]) -> dict[str, Any] | None:
+    """Return a verdict that somebody has."""
+    found = (heard.status.get("verdict") for heard in knocks.values())
+    return next((verdict for verdict in found if isinstance(verdict, dict)), None)
+
+
+def poll_s(rank: int, nnodes: int) -> float:
+    """Return how often to look: a store answers some ten thousand questions a second."""
+    return min(1.0, LOOK_S + (nnodes / 4096 if rank else 0.0))
