@@ -32,6 +32,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/preflight.py
 	$(BIN)/python benchmarks/localise.py
+	$(BIN)/python benchmarks/gang_scale.py
+	$(BIN)/python benchmarks/silent_names.py
 	$(BIN)/python benchmarks/fetch.py
 
 docs: $(READY)

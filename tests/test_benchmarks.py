@@ -2,8 +2,10 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import data
+import gang_scale
 import pytest
 from cells import CELLS, differences
 from fetch import empty
@@ -109,3 +111,14 @@ def test_emptied_files_stay(tmp_path):
     (tmp_path / "deep" / "file").write_bytes(b"x" * 5000)
     empty(tmp_path)
     assert (tmp_path / "deep" / "file").stat().st_size == 0
+
+
+@pytest.mark.lab
+def test_a_small_gang_meets():
+    """Sixteen nodes in two processes, and a real rank 0: all have the verdict, and what it took is known."""
+    meeting = gang_scale.run(16, workers=2)
+
+    assert 0 < meeting.after_last_hello_s <= meeting.meet_s
+    assert 100 < meeting.store_mb < meeting.total_mb
+    assert meeting.asks > 5
+    assert [str(16), "12.00"] == gang_scale.row(16, [replace(meeting, connect_s=12.0)])[:2]
