@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 GANG_CHECKS = ("--checks", "roll-call,consistency,collective", "--profile", "standard")
-GANG_TIMEOUT_S = 15
+GANG_TIMEOUT_S, EACH_S = 15, 5  # two cores import torch for one node after the other
 PATIENT_S = 90  # where something else happens while they wait
 WITHIN_S = 110
 RANKS_STARTED = 3  # processes of the torch side: the one that forks, that of the store, and one rank
@@ -62,16 +63,17 @@ class Play:
     def victim(self) -> int:
         return self.nodes - 1
 
-    def start(self, *, ranks: Sequence[int] | None = None, env_of=None, timeout_s: int = GANG_TIMEOUT_S) -> None:
-        """Start the nodes, all of them or some; `timeout_s` is how long they wait for each other."""
-        chosen = ("--gang-timeout", str(timeout_s), *GANG_CHECKS)
+    def start(self, *, ranks: Sequence[int] | None = None, env_of=None, timeout_s: int = 0) -> None:
+        """Start the nodes, all of them or some; `timeout_s` is how long they wait for each other, unless as usual."""
+        waits_s = timeout_s or max(GANG_TIMEOUT_S, EACH_S * self.nodes)
+        chosen = ("--gang-timeout", str(waits_s), *GANG_CHECKS)
         self.members += start_gang(self.lab, self.nodes, ranks=ranks, options=chosen, env_of=env_of)
 
     def member(self, rank: int) -> Member:
         return next(member for member in self.members if member.rank == rank)
 
     def happens(self) -> None:
-        self.fault_at = time.monotonic()
+        self.fault_at = time.time()
 
     def joined(self, *ranks: int) -> None:
         """Wait until nodes have said hello to rank 0."""
@@ -315,7 +317,7 @@ class Outcome:
 
     Args:
         verdict: `right`, `honest` (undetermined, and it is one of those), `nobody`, or `wrong`.
-        seconds: from the fault to the end of the last node.
+        seconds: from the fault to the verdict of the last node.
         problem: what is not as it should be beside the name: an exit code, a process that is left.
     """
 
@@ -341,7 +343,13 @@ def perform(name: str, lab: Lab, directory: Path) -> Outcome:
     FAULTS[name][0](play)
     survivors = [member for member in play.members if member.rank not in play.but]
     ended = results(survivors, within=WITHIN_S)
-    return judge(play, ended, time.monotonic() - play.fault_at)
+    return judge(play, ended, max(map(verdict_at, survivors)) - play.fault_at)
+
+
+def verdict_at(member: Member) -> float:
+    """Return when a node had the verdict, in seconds since 1970; never, where it does not say so."""
+    told = [line["timestamp"] for line in member.container.logs if line["event"] == "verdict"]
+    return datetime.fromisoformat(told[-1]).timestamp() if told else float("nan")
 
 
 def judge(play: Play, ended: Sequence[Ended], seconds: float) -> Outcome:

@@ -97,7 +97,6 @@ class Gathering:
             return [row if result.name == "roll-call" else result for result in results], None
         if rank == 0 and self.asked.history and verdict["verdict"] in ("pass", "warn"):
             _remember(self.asked.history, plan, verdict)
-        get_logger().info("the gang has met", verdict=verdict["verdict"], summary=verdict["summary"])
         return merged(results, rows_of(verdict, rank)), seen_by(verdict, rank)
 
     def _setting(self, plan: Plan, hello: dict[str, Any]) -> Setting:

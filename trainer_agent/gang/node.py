@@ -46,6 +46,7 @@ LINGER_S = 5.0  # rank 0 stays so long for the others to read the verdict
 # take up to 10 s to find out about it.
 ALONE_S = 25.0
 ASKED = 7  # other nodes that are asked
+TRIES = 3  # of rank 0 and others at the door of a node that is gone
 KNOCKS = 2  # at least; a network that loses packets may lose one
 
 
@@ -108,6 +109,7 @@ class Node:
             verdict = self._lead() if self.setting.rank == 0 else self._follow()
         except SupersededError as error:
             return self._said(Charge("roll-call", rules.RANK_TAKEN.found(error.message)))
+        get_logger().info("verdict", verdict=verdict["verdict"], summary=verdict["summary"])
         self._linger(verdict)
         return verdict
 
@@ -272,7 +274,7 @@ class Node:
             if self.ranks.running is None or self.ranks.running.id != task["id"]:
                 self.ranks.start(task)
         elif self.setting.rank in task["members"]:
-            heard = knock({int(rank): name for rank, name in task["doors"].items()}, self.setting.port + 1)
+            heard = knock({int(rank): name for rank, name in task["doors"].items()}, self.setting.port + 1, tries=TRIES)
             answers = {rank: each.answer for rank, each in heard.items()}
             self.member.say("result", task=task["id"], ok=True, knocks=answers)
 

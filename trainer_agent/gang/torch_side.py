@@ -16,7 +16,7 @@ from trainer_agent.guarded import start_guarded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ANSWER_S = 5.0  # for the store to answer; over a network that works it takes less than a millisecond
+ANSWER_S = 4.0  # for the store to answer; over a network that works it takes less than a millisecond
 LONGEST_SLEEP_S = 0.25  # a signal between Python's last look and the system call is seen only when the call returns
 # No name is looked up by the torch side: it gets addresses. torch asks for the name of every address that it connects
 # to, and with a name server that does not answer that takes glibc 5 s and more, each time.
