@@ -27,7 +27,8 @@ import preflight_checks
 from trainer_agent.gang.course import Plan
 from trainer_agent.gang.door import Door
 from trainer_agent.gang.member import Member, NotOpenError
-from trainer_agent.gang.node import Node, Setting, poll_s
+from trainer_agent.gang.node import Node, poll_s
+from trainer_agent.gang.setting import Setting
 from trainer_agent.gang.torch_side import NO_NAMES, TorchSide
 from trainer_agent.host import Host
 from trainer_agent.log import configure

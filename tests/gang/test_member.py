@@ -13,6 +13,7 @@ from trainer_agent.gang.member import (
     Member,
     NotOpenError,
     OtherAttemptError,
+    OtherProtocolError,
     SupersededError,
 )
 from trainer_agent.gang.roll import BEAT_S, LOST_S
@@ -102,6 +103,13 @@ def test_another_attempt_is_turned_away(place):
     place.turn()
 
     assert [] == here(place)
+
+
+def test_another_protocol_is_refused_before_anything_is_read(place):
+    place.store.set("open", "2")
+
+    with pytest.raises(OtherProtocolError, match="speaks protocol 2 at the meeting place, and this one 1"):
+        place.join(1)
 
 
 def test_the_younger_of_two_with_one_rank_stays(place):

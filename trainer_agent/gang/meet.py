@@ -14,7 +14,8 @@ from trainer_agent.errors import Severity
 from trainer_agent.gang import alone, speeds
 from trainer_agent.gang.course import Plan, Work
 from trainer_agent.gang.door import Door
-from trainer_agent.gang.node import Node, Setting
+from trainer_agent.gang.node import Node
+from trainer_agent.gang.setting import Setting
 from trainer_agent.gang.store import StoreLostError
 from trainer_agent.gang.torch_side import TorchSide, TorchSideError
 from trainer_agent.gang.verdict import results as rows_of

@@ -1,7 +1,7 @@
 """
 What the nodes and rank 0 write at the meeting place.
 
-    open, attempt, epoch   written by rank 0; `open` last
+    open, attempt, epoch   written by rank 0; `open` last, with the number of this protocol
     claim/R                when the agent started that has node rank R; of two the younger has it
     news, news/N           what nodes say, in order: rank 0 reads all of it, and nobody else does
     beat/R                 a number that grows every second as long as node R lives
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainer_agent.gang.store import Store
 
 PULSE_S = 0.5
+PROTOCOL = "1"
 
 
 class NotOpenError(RetryError):
@@ -48,6 +49,17 @@ class OtherAttemptError(RetryError):
             "other-attempt",
             f"rank 0 is of attempt {theirs!r} of the job, and this node of {ours!r}",
             hint="one of the two is about to be replaced; see TRAINER_AGENT_PREFLIGHT_ATTEMPT",
+        )
+
+
+class OtherProtocolError(RetryError):
+    """The agent on rank 0 writes something else at the meeting place."""
+
+    def __init__(self, theirs: str) -> None:
+        super().__init__(
+            "other-protocol",
+            f"the agent on rank 0 speaks protocol {theirs} at the meeting place, and this one {PROTOCOL}",
+            hint="give all nodes the same version of trainer-agent",
         )
 
 
@@ -92,12 +104,14 @@ class Member:
         Say hello; return the epoch of the meeting place.
 
         Raises:
-            NotOpenError, OtherAttemptError: not yet, or not here.
+            NotOpenError, OtherAttemptError, OtherProtocolError: not yet, or not here.
             SupersededError: a younger agent with this rank is there.
             StoreLostError: no answer.
         """
         if not self.store.has(["open"]):
             raise NotOpenError
+        if (theirs := self.store.get(["open"])[0]) != PROTOCOL:
+            raise OtherProtocolError(theirs)
         if self._is_over():
             raise NotOpenError
         theirs, epoch = self.store.get(["attempt", "epoch"])
@@ -195,7 +209,7 @@ class Chair:
         for key, value in (("attempt", self.leader.plan.attempt), ("epoch", self.epoch), ("pulse", "0")):
             self.store.set(key, value)
         self._write(wall=0.0)
-        self.store.set("open", "1")
+        self.store.set("open", PROTOCOL)
 
     def turn(self, *, now: float, wall: float) -> None:
         """Hear what is new, let the leader decide, and tell everybody."""

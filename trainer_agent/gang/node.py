@@ -13,9 +13,10 @@ from trainer_agent.errors import RetryError
 from trainer_agent.gang import alone, peers, rules
 from trainer_agent.gang.door import knock
 from trainer_agent.gang.leader import Leader
-from trainer_agent.gang.member import Chair, LeaderSilentError, Member, NotOpenError, OtherAttemptError, SupersededError
+from trainer_agent.gang.member import Chair, LeaderSilentError, Member, SupersededError
 from trainer_agent.gang.ranks import Ranks
 from trainer_agent.gang.roll import HEALTHY, LOST_S
+from trainer_agent.gang.setting import address_towards, interface_of
 from trainer_agent.gang.store import StoreLostError
 from trainer_agent.gang.torch_side import TorchStore
 from trainer_agent.gang.verdict import Charge, Minutes, section
@@ -25,11 +26,8 @@ from trainer_agent.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trainer_agent.gang.course import Plan
-    from trainer_agent.gang.door import Door, Knock
-    from trainer_agent.gang.torch_side import TorchSide
-    from trainer_agent.host import Host
-    from trainer_agent.topology import Topology
+    from trainer_agent.gang.door import Knock
+    from trainer_agent.gang.setting import Setting
 
 PROGRESS_S = 10.0
 PAUSE_S = 0.5
@@ -48,37 +46,6 @@ ALONE_S = 25.0
 ASKED = 7  # other nodes that are asked
 TRIES = 3  # of rank 0 and others at the door of a node that is gone
 KNOCKS = 2  # at least; a network that loses packets may lose one
-
-
-@dataclass(frozen=True)
-class Setting:
-    """
-    Where a node is, and how it reaches the others.
-
-    Args:
-        port: of the meeting place; the doors are on the next one.
-        hello: what it tells of itself.
-        born: when it started, in seconds since 1970.
-    """
-
-    topology: Topology
-    host: Host
-    side: TorchSide
-    door: Door
-    plan: Plan
-    port: int
-    hello: dict[str, Any]
-    born: float
-
-    @property
-    def rank(self) -> int:
-        """This node's rank."""
-        return self.topology.node_rank
-
-    def name(self, rank: int) -> str:
-        """Return what a message calls a node."""
-        name = self.hello["hostname"] if rank == self.rank else peers.hostname_of(rank, self.topology)
-        return f"node {rank} ({name})" if name else f"node {rank}"
 
 
 class _LostError(Exception):
@@ -195,7 +162,9 @@ class Node:
                 last = self._connect(address, deadline)
                 if not last:
                     return None
-            except (NameLookupError, NotOpenError, OtherAttemptError, StoreLostError) as error:
+            except SupersededError:
+                raise
+            except (NameLookupError, RetryError) as error:
                 last = error.message
             if time.monotonic() > deadline:
                 raise _LostError(last)
@@ -345,29 +314,6 @@ class Node:
             "note": "" if ours else "not known, as rank 0 is not there",
             "clock_offset_s": None,
         }
-
-
-def address_towards(address: str, port: int) -> str:
-    """Return the address of this machine from which packets go to another, nothing when there is no route."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:  # nothing is sent
-        sock.connect((address, port))
-        return str(sock.getsockname()[0])
-    return ""
-
-
-def interface_of(address: str) -> dict[str, str]:
-    """
-    Return the variable that tells gloo to use the interface with an address.
-
-    Without it gloo looks up the host name, and takes loopback, where nobody reaches it, when there is none.
-    """
-    import psutil
-
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in entries):
-            return {"GLOO_SOCKET_IFNAME": name}
-    return {}
 
 
 def _verdict(knocks: Mapping[int, Knock]) -> dict[str, Any] | None:
