@@ -111,7 +111,7 @@ def gathering(context: Context, asked: Asked, *, program: str) -> Iterator[Gathe
     # Before the torch side, whose end waits until nobody else has its pipes.
     door = Door(port_of(context.topology, asked) + 1)
     try:
-        door.tell({"rank": context.topology.node_rank, "state": alone.WAITING})
+        door.tell({"rank": context.topology.node_rank, "attempt": asked.attempt, "state": alone.WAITING})
         python = context.options.python or _own_python()
         with TorchSide(python, program, context.environ) as side:
             yield Gathering(context, asked, side=side, door=door)

@@ -41,7 +41,11 @@ class NotOpenError(RetryError):
         super().__init__("not-open", "rank 0 is about to open the meeting place")
 
 
-class OtherAttemptError(RetryError):
+class OtherGangError(RetryError):
+    """The meeting place is there, but for others."""
+
+
+class OtherAttemptError(OtherGangError):
     """The meeting place is that of another attempt of the job."""
 
     def __init__(self, theirs: str, ours: str) -> None:
@@ -52,7 +56,7 @@ class OtherAttemptError(RetryError):
         )
 
 
-class OtherProtocolError(RetryError):
+class OtherProtocolError(OtherGangError):
     """The agent on rank 0 writes something else at the meeting place."""
 
     def __init__(self, theirs: str) -> None:

@@ -13,7 +13,7 @@ from trainer_agent.errors import RetryError
 from trainer_agent.gang import alone, peers, rules
 from trainer_agent.gang.door import knock
 from trainer_agent.gang.leader import Leader
-from trainer_agent.gang.member import Chair, LeaderSilentError, Member, SupersededError
+from trainer_agent.gang.member import Chair, LeaderSilentError, Member, OtherGangError, SupersededError
 from trainer_agent.gang.ranks import Ranks
 from trainer_agent.gang.roll import HEALTHY, LOST_S
 from trainer_agent.gang.setting import address_towards, interface_of
@@ -76,13 +76,15 @@ class Node:
             verdict = self._lead() if self.setting.rank == 0 else self._follow()
         except SupersededError as error:
             return self._said(Charge("roll-call", rules.RANK_TAKEN.found(error.message)))
+        except OtherGangError as error:
+            return self._said(Charge("roll-call", rules.OTHER_GANG.found(error.message)))
         get_logger().info("verdict", verdict=verdict["verdict"], summary=verdict["summary"])
         self._linger(verdict)
         return verdict
 
     def _linger(self, verdict: Mapping[str, Any]) -> None:
         """Keep the door open for those that have lost rank 0: they ask others what the verdict is."""
-        self.setting.door.tell({"rank": self.setting.rank, "state": alone.MET, "verdict": verdict})
+        self._tell(alone.MET, verdict=verdict)
         if verdict["lingers"]:
             time.sleep(OPEN_DOOR_S)
 
@@ -145,7 +147,7 @@ class Node:
                 why = "is gone: its meeting place does not answer any more"
                 # Whoever is killed closes its connections while all is well; a bad network is bad before.
                 self.went_on = time.monotonic() - self.member.pulse_at > FRESH_S
-                setting.door.tell({"rank": setting.rank, "state": alone.LOST})
+                self._tell(alone.LOST)
                 get_logger().warning("rank 0 is lost", reason=error.message)
             except LeaderSilentError as error:
                 return self._write(self._alone(f"is gone: {error.message}", silent=True))
@@ -164,6 +166,10 @@ class Node:
                     return None
             except SupersededError:
                 raise
+            except OtherGangError as error:
+                if time.monotonic() > deadline:
+                    raise
+                last = error.message
             except (NameLookupError, RetryError) as error:
                 last = error.message
             if time.monotonic() > deadline:
@@ -200,7 +206,7 @@ class Node:
         hello = setting.hello | {"now": setting.host.now(), "address": own}
         self.epoch = self.member.join(hello, attempt=setting.plan.attempt, now=time.monotonic())
         self.went_on = False
-        setting.door.tell({"rank": setting.rank, "state": alone.MET})
+        self._tell(alone.MET)
         get_logger().info("joined the gang", rank=setting.rank, nodes=setting.plan.nnodes, meeting_place=address)
 
     def _own_address(self, address: str) -> str:
@@ -247,6 +253,11 @@ class Node:
             answers = {rank: each.answer for rank, each in heard.items()}
             self.member.say("result", task=task["id"], ok=True, knocks=answers)
 
+    def _tell(self, state: str, **facts: Any) -> None:
+        """Say at the door how this node stands with rank 0."""
+        setting = self.setting
+        setting.door.tell({"rank": setting.rank, "attempt": setting.plan.attempt, "state": state, **facts})
+
     def _progress(self, what: str, **facts: Any) -> None:
         now = time.monotonic()
         if now - self.told >= PROGRESS_S:
@@ -262,7 +273,7 @@ class Node:
         Args:
             silent: rank 0 does nothing, although its meeting place is there: then its door, too, knows nothing new.
         """
-        self.setting.door.tell({"rank": self.setting.rank, "state": alone.LOST})
+        self._tell(alone.LOST)
         deadline, rounds = time.monotonic() + ALONE_S, 0
         while True:
             knocks, rounds = self._knock(), rounds + 1
@@ -285,7 +296,12 @@ class Node:
         topology = self.setting.topology
         others = [rank for rank in range(1, self.setting.plan.nnodes) if rank != self.setting.rank][:ASKED]
         doors = {rank: self.doors.get(str(rank)) or peers.name_of(rank, topology) for rank in (0, *others)}
-        return knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1)
+        heard = knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1)
+        ours = self.setting.plan.attempt
+        return {
+            rank: each if each.status.get("attempt") == ours else replace(each, status={})
+            for rank, each in heard.items()
+        }
 
     def _write(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Write a verdict for the others, too, where rank 0 has written none."""

@@ -42,6 +42,12 @@ RANK_TAKEN = Rule(
     hint="this one gives way, as it does when its pod was replaced; if it was not, two pods have one PET_NODE_RANK",
     action=Action.RETRY,
 )
+OTHER_GANG = Rule(
+    "other-gang",
+    when="for --gang-timeout seconds rank 0 was of another attempt of the job, or of another version of trainer-agent",
+    hint="one of the two is about to be replaced; if not, give all pods the same image and the same --attempt",
+    action=Action.RETRY,
+)
 CLOCK_APART = Rule(
     "clock-apart",
     when="a node's clock is more than 30 s from that of rank 0",
@@ -63,6 +69,7 @@ ROLL_CALL = (
     LINK_LOST,
     CONTACT_LOST,
     RANK_TAKEN,
+    OTHER_GANG,
     CLOCK_APART,
     CLOCK_SKEWED,
 )
