@@ -26,7 +26,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n 2 tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gang_faults import FAULTS, perform
+from gang_faults import perform
+from gang_plays import FAULTS
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(150)]
 

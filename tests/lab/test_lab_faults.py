@@ -204,7 +204,7 @@ def test_freezing_stops_every_process_and_thawing_none_is_lost(lab):
     """Also those in sessions of their own; without freezing the others, the agent alone can be frozen."""
     container = three_processes(lab[0])
     with faults.freeze(container):
-        eventually(lambda: [True] * 3 == states(container), within=10, what="all are stopped")
+        assert eventually(lambda: [True] * 3 == states(container), within=10, what="all are stopped")
     eventually(lambda: [False] * 3 == states(container), within=10, what="all go on")
     with faults.freeze_agent(container):
         eventually(lambda: [True, False, False] == states(container), within=10, what="PID 1 is stopped")

@@ -48,6 +48,9 @@ TRIES = 3  # of rank 0 and others at the door of a node that is gone
 KNOCKS = 2  # at least; a network that loses packets may lose one
 
 
+PARTS = {"verdict", "summary", "nodes", "charges", "messages", "skipped", "phases", "collective", "lingers"}
+
+
 class _LostError(Exception):
     """Rank 0 has gone; says what happened, after its name."""
 
@@ -335,7 +338,7 @@ class Node:
 def _verdict(knocks: Mapping[int, Knock]) -> dict[str, Any] | None:
     """Return a verdict that somebody has."""
     found = (heard.status.get("verdict") for heard in knocks.values())
-    return next((verdict for verdict in found if isinstance(verdict, dict)), None)
+    return next((verdict for verdict in found if isinstance(verdict, dict) and verdict.keys() >= PARTS), None)
 
 
 def poll_s(rank: int, nnodes: int) -> float:
