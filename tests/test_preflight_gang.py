@@ -46,8 +46,8 @@ def start(port, mark, tmp_path):
     """Return a function that starts the agent of one node of two."""
     started = []
 
-    def node(rank, *args, **environ):
-        argv = [sys.executable, "-m", "trainer_agent", "preflight", *GANG, *args]
+    def node(rank, *args, command=("preflight", *GANG), **environ):
+        argv = [sys.executable, "-m", "trainer_agent", *command, *args]
         job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost"}
         own = {"PET_NODE_RANK": str(rank), "PET_MASTER_PORT": str(port), "HOSTNAME": f"job-node-0-{rank}"}
         log = {"TRAINER_AGENT_PREFLIGHT_TERMINATION_LOG": str(tmp_path / f"termination-log-{rank}")}
@@ -206,6 +206,18 @@ def test_rank_0_is_deleted_while_it_waits_and_closes_the_meeting_place(start, ma
 
     assert (143, False, False) == (process.returncode, reachable(port + 1), reachable(port + 2))
     assert [] == marked(**mark)
+
+
+@pytest.mark.parametrize("options, seconds", [((), "120"), (("--rendezvous-timeout", "300"), "300")])
+def test_nodes_that_have_met_are_not_waited_for_long(start, options, seconds):
+    """In `run` the launch follows at once, unless the user wants it otherwise."""
+    quick = {"TRAINER_AGENT_PREFLIGHT_CHECKS": "roll-call", "TRAINER_AGENT_PREFLIGHT_GANG_TIMEOUT": "30"}
+    command = ("run", "--steps", "preflight,launch", "--dry-run", *options, "--", "train.py")
+    nodes = [start(rank, command=command, **quick) for rank in range(2)]
+    outs = [process.communicate(timeout=60)[0] for process in nodes]
+
+    assert [0, 0] == [process.returncode for process in nodes]
+    assert [True, True] == [f"--rdzv-conf timeout={seconds} " in out for out in outs]
 
 
 def reachable(port):
