@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import socket
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -32,8 +32,6 @@ class Worker:
         rank.say("device")
         for name, value in task["environ"].items():
             os.environ.setdefault(name, value)
-        if backend == "nccl":
-            _listen_to_nccl()
         reason = collective.unfit(torch, backend)
         if reason:
             rank.say("done", unfit=reason)
@@ -72,19 +70,12 @@ def serve(torch: Any, number: int, tasks: int) -> None:
             rank.run(lambda me, task=task: worker.work(me, task))
 
 
-def _listen_to_nccl() -> None:
-    """Have NCCL write down what it uses, unless the user wants it written elsewhere."""
-    os.environ.setdefault("NCCL_DEBUG", "INFO")
-    os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET")
-    os.environ.setdefault("NCCL_DEBUG_FILE", f"{tempfile.gettempdir()}/trainer-agent-nccl-{os.getpid()}")
-
-
 def _transport(backend: str) -> str:
-    """Return what NCCL says it uses between nodes, `tcp` for gloo."""
+    """Return what NCCL says that it uses between nodes, nothing where it writes no log; `tcp` for gloo."""
     if backend == "gloo":
         return "tcp"
+    log = os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())).replace("%h", socket.gethostname())
     with suppress(OSError):
-        path = Path(os.environ["NCCL_DEBUG_FILE"])
-        found = NETWORK.findall(path.read_text(errors="replace"))
+        found = NETWORK.findall(Path(log).read_text(errors="replace"))
         return str(found[-1]).strip() if found else ""
     return ""

@@ -1,6 +1,8 @@
 """meet: what a node says of itself, what rank 0 plans, and how the verdict gets into the report and the history."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import CheckResult, Options, Rule, Status
 from trainer_agent.errors import Action, Severity
 from trainer_agent.gang.course import Plan, Work
-from trainer_agent.gang.meet import MOST_FINDINGS, Asked, _remember, hello_of, merged, plan_of
+from trainer_agent.gang.meet import MOST_FINDINGS, Asked, _remember, hello_of, merged, nccl_log, plan_of
 from trainer_agent.gang.speeds import read_history
 from trainer_agent.testing import NO_DEVICES, FakeHost, context_on
 
@@ -33,6 +35,26 @@ def context(tmp_path):
 
 def row(name, status, message="", **facts):
     return CheckResult(name, status, message, **facts)
+
+
+# ---- what NCCL writes down
+
+
+def test_nccl_writes_down_what_it_uses_in_a_folder_that_goes_again(context):
+    with nccl_log(context(Accelerators("nvidia", 8, "NVML"))) as variables:
+        folder = Path(variables["NCCL_DEBUG_FILE"]).parent
+
+        assert ("INFO", "INIT,NET") == (variables["NCCL_DEBUG"], variables["NCCL_DEBUG_SUBSYS"])
+        assert "%p" == Path(variables["NCCL_DEBUG_FILE"]).name
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_without_gpus_and_where_the_user_has_a_file_of_his_own_nothing_is_set(context):
+    ours = context(Accelerators("nvidia", 8, "NVML"))
+    theirs = replace(ours, environ={**ours.environ, "NCCL_DEBUG_FILE": "/logs/%h"})
+    with nccl_log(context()) as on_cpus, nccl_log(theirs) as written_already:
+        assert {} == on_cpus == written_already
 
 
 # ---- what a node says of itself

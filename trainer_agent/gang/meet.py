@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,10 +115,26 @@ def gathering(context: Context, asked: Asked, *, program: str) -> Iterator[Gathe
     try:
         door.tell({"rank": context.topology.node_rank, "attempt": asked.attempt, "state": alone.WAITING})
         python = context.options.python or _own_python()
-        with TorchSide(python, program, context.environ) as side:
+        with nccl_log(context) as log, TorchSide(python, program, {**context.environ, **log}) as side:
             yield Gathering(context, asked, side=side, door=door)
     finally:
         door.close()
+
+
+@contextmanager
+def nccl_log(context: Context) -> Iterator[dict[str, str]]:
+    """Return the variables with which NCCL writes down what it uses, in a folder that is removed afterwards."""
+    folder = ""
+    if context.accelerators.kind in WORKS_ON_CUDA and "NCCL_DEBUG_FILE" not in context.environ:
+        with suppress(OSError):  # nothing can be written here; then the transport is not known
+            folder = tempfile.mkdtemp(prefix="trainer-agent-", dir=context.environ.get("TMPDIR"))
+    if not folder:
+        yield {}
+        return
+    try:  # the file of each process has its number
+        yield {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": f"{folder}/%p"}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def port_of(topology: Topology, asked: Asked) -> int:
