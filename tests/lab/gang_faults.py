@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import click
 from gang_plays import FAULTS, WITHIN_S, Play
-from ganglab import Ended, Member, results
+from ganglab import Ended, Member, leftovers, results
 from podlab import Lab
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def perform(name: str, lab: Lab, directory: Path) -> Outcome:
     FAULTS[name][0](play)
     survivors = [member for member in play.members if member.rank not in play.but]
     ended = results(survivors, within=WITHIN_S)
-    return judge(play, ended, max(map(verdict_at, survivors)) - play.fault_at)
+    left = [] if play.harmed else [member.rank for member in survivors if leftovers(member.container)]
+    return judge(play, ended, max(map(verdict_at, survivors)) - play.fault_at, left=left)
 
 
 def verdict_at(member: Member) -> float:
@@ -72,13 +73,15 @@ def verdict_at(member: Member) -> float:
     return datetime.fromisoformat(told[-1]).timestamp() if told else float("nan")
 
 
-def judge(play: Play, ended: Sequence[Ended], seconds: float) -> Outcome:
+def judge(play: Play, ended: Sequence[Ended], seconds: float, *, left: Sequence[int]) -> Outcome:
     """Compare what every survivor said with what is right."""
     said = tuple(sorted({f"{e.rank}: {words(e)}" for e in ended}))
     verdicts = [verdict_of(play, each) for each in ended]
     worst = max(verdicts, key=("right", "honest", "nobody", "wrong").index)
     codes = {each.code for each in ended}
     problem = "" if codes <= {play.code, 10 if play.code == 0 else play.code} else f"exit codes {sorted(codes)}"
+    if left:
+        problem = f"{problem} nodes {left} left processes behind".strip()
     return Outcome(worst, seconds, problem, said)
 
 

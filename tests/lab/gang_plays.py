@@ -32,6 +32,8 @@ class Play:
         wanted: the names that are right, each a set of ranks: one for a node, two for a link.
         but: ranks from which nothing is expected: they are gone, or cut off.
         honest: ranks of which it is one, when nothing else can be said.
+        harmed: whether processes are killed or stopped from outside, as PID 1 of a container of their own; if not, the
+            agents are any processes of their pods, and whatever they leave behind lives on and is found.
     """
 
     lab: Lab
@@ -43,6 +45,7 @@ class Play:
     members: list[Member] = field(default_factory=list)
     fault_at: float = 0.0
     code: int = 20
+    harmed: bool = False
 
     @property
     def victim(self) -> int:
@@ -52,7 +55,8 @@ class Play:
         """Start the nodes, all of them or some; `timeout_s` is how long they wait for each other, unless as usual."""
         waits_s = timeout_s or max(GANG_TIMEOUT_S, EACH_S * self.nodes)
         chosen = ("--gang-timeout", str(waits_s), *GANG_CHECKS)
-        self.members += start_gang(self.lab, self.nodes, ranks=ranks, options=chosen, env_of=env_of)
+        shared = not self.harmed
+        self.members += start_gang(self.lab, self.nodes, ranks=ranks, options=chosen, env_of=env_of, shared=shared)
 
     def member(self, rank: int) -> Member:
         return next(member for member in self.members if member.rank == rank)
@@ -101,6 +105,7 @@ def first_never_started(play: Play) -> None:
 def killed_at_roll_call(play: Play) -> None:
     """One is killed while all wait for another that is late."""
     victim = play.nodes - 2
+    play.harmed = True
     play.wanted, play.but = [{victim}], {victim, play.victim}
     play.start(ranks=range(play.nodes - 1), timeout_s=PATIENT_S)
     play.joined(victim)
@@ -109,6 +114,7 @@ def killed_at_roll_call(play: Play) -> None:
 
 
 def first_killed_at_roll_call(play: Play) -> None:
+    play.harmed = True
     play.wanted, play.but = [{0}], {0, play.victim}
     play.start(ranks=range(play.nodes - 1), timeout_s=PATIENT_S)
     play.joined(*range(1, play.nodes - 1))
@@ -117,6 +123,7 @@ def first_killed_at_roll_call(play: Play) -> None:
 
 
 def killed_at_work(play: Play) -> None:
+    play.harmed = True
     play.wanted, play.but = [{play.victim}], {play.victim}
     play.start()
     play.computing(play.victim)
@@ -125,6 +132,7 @@ def killed_at_work(play: Play) -> None:
 
 
 def first_killed_at_work(play: Play) -> None:
+    play.harmed = True
     play.wanted, play.but = [{0}], {0}
     play.start()
     play.computing(0)
@@ -133,6 +141,7 @@ def first_killed_at_work(play: Play) -> None:
 
 
 def stopped_at_work(play: Play) -> None:
+    play.harmed = True
     play.wanted, play.but = [{play.victim}], {play.victim}
     play.start()
     play.computing(play.victim)
@@ -141,6 +150,7 @@ def stopped_at_work(play: Play) -> None:
 
 
 def first_stopped_at_work(play: Play) -> None:
+    play.harmed = True
     play.wanted, play.but = [{0}], {0}
     play.start()
     play.computing(0)
@@ -150,6 +160,7 @@ def first_stopped_at_work(play: Play) -> None:
 
 def first_agent_stopped(play: Play) -> None:
     """Its other processes go on: the meeting place is there, and nobody decides anything."""
+    play.harmed = True
     play.wanted, play.but = [{0}], {0}
     play.start()
     play.computing(0)
