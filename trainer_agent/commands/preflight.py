@@ -23,7 +23,6 @@ from trainer_agent.env import redact_all, secrets_in, wants_colour
 from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.executable_checks import add_programs
 from trainer_agent.formats import FORMATS, writer
-from trainer_agent.gang.meet import Asked, gathering
 from trainer_agent.host import Host
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, write_whole
@@ -265,6 +264,8 @@ def _met(options: PreflightOptions, context: Context, left_s: float) -> tuple[li
     program = next((entry.load().program for entry in run if entry.name == ROLL_CALL), "")
     if not (context.options.gang and program):
         return _run(options, context, left_s, run=run), None
+    from trainer_agent.gang.meet import Asked, gathering  # 20 ms that one node alone does not need
+
     asked = Asked(options.gang_timeout, options.port, options.attempt, options.node_name, options.gang_history)
     running = replace(context, options=replace(context.options, running=tuple(entry.name for entry in run)))
     with gathering(running, asked, program=program) as meeting:
