@@ -101,7 +101,7 @@ def verdict_of(play: Play, ended: Ended) -> str:
     if sorted(map(sorted, named)) == sorted(map(sorted, play.wanted)):
         return "right"
     unknown = [set(each["ranks"]) for each in gang["undetermined"]]
-    return "honest" if any(play.honest == each for each in unknown) else "nobody"
+    return "honest" if any(wanted <= each for wanted in play.wanted for each in unknown) else "nobody"
 
 
 def suspect_ranks(gang: dict, suspect: dict) -> set[int]:

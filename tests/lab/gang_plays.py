@@ -31,7 +31,6 @@ class Play:
     Args:
         wanted: the names that are right, each a set of ranks: one for a node, two for a link.
         but: ranks from which nothing is expected: they are gone, or cut off.
-        honest: ranks of which it is one, when nothing else can be said.
         harmed: whether processes are killed or stopped from outside, as PID 1 of a container of their own; if not, the
             agents are any processes of their pods, and whatever they leave behind lives on and is found.
     """
@@ -40,7 +39,6 @@ class Play:
     nodes: int
     directory: Path
     wanted: list[set[int]] = field(default_factory=list)
-    honest: set[int] = field(default_factory=set)
     but: set[int] = field(default_factory=set)
     members: list[Member] = field(default_factory=list)
     fault_at: float = 0.0
@@ -169,14 +167,14 @@ def first_agent_stopped(play: Play) -> None:
 
 
 def cut_at_start(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, play.victim}
+    play.wanted = [{play.victim}]
     faults.cut(play.lab[play.victim])
     play.start()
     play.happens()
 
 
 def cut_at_work(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, play.victim}
+    play.wanted = [{play.victim}]
     play.start()
     play.computing(play.victim)
     play.happens()
@@ -184,14 +182,14 @@ def cut_at_work(play: Play) -> None:
 
 
 def half_cut_at_start(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, play.victim}
+    play.wanted = [{play.victim}]
     faults.half_cut(play.lab[play.victim], "from")
     play.start()
     play.happens()
 
 
 def half_cut_at_work(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, play.victim}
+    play.wanted = [{play.victim}]
     play.start()
     play.computing(play.victim)
     play.happens()
@@ -207,7 +205,7 @@ def slow(play: Play) -> None:
 
 def pair_cut(play: Play) -> None:
     pair = {1, 2}
-    play.wanted, play.honest = [pair], pair
+    play.wanted = [pair]
     faults.cut_pair(play.lab[1], play.lab[2])
     play.start()
     play.happens()
@@ -215,7 +213,7 @@ def pair_cut(play: Play) -> None:
 
 def pair_with_first_cut(play: Play) -> None:
     pair = {0, play.victim}
-    play.wanted, play.honest = [pair], pair
+    play.wanted = [pair]
     faults.cut_pair(play.lab[0], play.lab[play.victim])
     play.start()
     play.happens()
@@ -223,14 +221,14 @@ def pair_with_first_cut(play: Play) -> None:
 
 def pair_refused(play: Play) -> None:
     pair = {1, 2}
-    play.wanted, play.honest = [pair], pair
+    play.wanted = [pair]
     faults.cut_pair(play.lab[1], play.lab[2], how="refused")
     play.start()
     play.happens()
 
 
 def lossy(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, play.victim}
+    play.wanted = [{play.victim}]
     faults.loss(play.lab[play.victim], 0.3)
     play.start()
     play.happens()
@@ -272,7 +270,7 @@ def other_nnodes(play: Play) -> None:
 
 
 def wrong_numbers(play: Play) -> None:
-    play.wanted, play.honest = [{play.victim}], {0, 1} if play.nodes == 2 else set()
+    play.wanted = [{play.victim}]
     play.start(env_of={play.victim: faults.wrong_numbers(play.directory)})
     play.happens()
 
