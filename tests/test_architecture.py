@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 TIERS = [
     {"errors", "__version__"},
     {"env", "process", "isolation", "guarded", "host", "log"},
-    {"nvml", "accelerators", "cgroup", "check", "topology"},
+    {"nvml", "accelerators", "addresses", "cgroup", "check", "hostfile", "topology"},
     {
         "nproc",
         "catalogue",

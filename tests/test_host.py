@@ -115,6 +115,50 @@ def test_a_silent_name_server(host, monkeypatch):
     assert time.monotonic() - began < 5
 
 
+def test_resolve_all(host, monkeypatch):
+    """All names are asked for at the same time; each gets its addresses, or what the name server said of it."""
+    together = threading.Barrier(3)
+
+    def answer(name, *_, **__):
+        together.wait(30)
+        if name == "lost":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.0.0.{len(name)}", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    found = host.resolve_all(["peer", "other", "lost"], timeout_s=30)
+    error = found.pop("lost")
+    assert {"peer": ["10.0.0.4"], "other": ["10.0.0.5"]} == found
+    assert ("lost does not resolve (Name or service not known)", False) == (error.message, error.published)
+
+
+def test_resolve_all_with_a_silent_name_server(host, monkeypatch):
+    """What hangs is given up at the deadline; what has been answered is kept."""
+
+    def answer(name, *_, **__):
+        return [(0, 0, 0, "", ("10.0.0.1", 0))] if name == "peer" else threading.Event().wait()
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    found = host.resolve_all(["silent", "peer"], timeout_s=1)
+    assert ["10.0.0.1"] == found["peer"]
+    expected = ("silent does not resolve (the name server gave no answer within 1 s)", None)
+    assert expected == (found["silent"].message, found["silent"].published)
+
+
+def test_resolve_all_when_the_lookup_breaks(host, monkeypatch):
+    """A lookup that crashes says nothing about any name."""
+
+    def refuse(*_, **__):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    found = host.resolve_all(["a", "b"], timeout_s=10)
+    message = "does not resolve (the lookup MemoryError: no more)"
+    assert {"a": (f"a {message}", None), "b": (f"b {message}", None)} == {
+        name: (error.message, error.published) for name, error in found.items()
+    }
+
+
 def test_claim(host, listener):
     """A port is free, taken, or the address belongs to somebody else; other answers are named."""
     port = listener.getsockname()[1]

@@ -25,6 +25,7 @@ COMMANDS = {
         "Check this node, print a report, exit with the verdict.",
     ),
     "init": ("trainer_agent.commands.init:init", "Fetch dataset and model."),
+    "hostfile": ("trainer_agent.commands.hostfile:hostfile", "Write the hostfile of an MPI job."),
     "launch": (
         "trainer_agent.commands.launch:launch",
         "Become torchrun (or python) with the right number of processes.",

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import AgentError
-from trainer_agent.isolation import CrashedError, TimedOutError, isolated
+from trainer_agent.isolation import CrashedError, IsolatedError, TimedOutError, isolated
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
     from pathlib import PurePath
+
+LOOKUPS = 64  # at the same time, each in a thread
 
 
 class NameLookupError(AgentError):
@@ -139,6 +142,14 @@ class Host:
             raise NameLookupError(name, reason, published=published)
         return list(found)
 
+    def resolve_all(self, names: Sequence[str], *, timeout_s: float) -> dict[str, list[str] | NameLookupError]:
+        """Return what `resolve` would say of each name, asking for all at the same time: addresses, or the error."""
+        try:
+            found = isolated(lambda: _look_up_all(names, timeout_s), timeout_s=timeout_s + 1)
+        except IsolatedError as error:
+            return {name: NameLookupError(name, f"the lookup {error}", published=None) for name in names}
+        return {name: _told(name, answer) for name, answer in found.items()}
+
     def claim(self, address: str, port: int) -> str:
         """Return `free`, `taken`, `elsewhere` when the address is not this machine's, or the name of another error."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -223,3 +234,19 @@ def _look_up(name: str) -> tuple[list[str], str, bool | None]:
         unknown = getattr(error, "errno", None) in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
         return [], str(getattr(error, "strerror", error)), False if unknown else None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found)), "", True
+
+
+def _look_up_all(names: Sequence[str], timeout_s: float) -> dict[str, tuple[list[str], str, bool | None]]:
+    """In a child, which takes its threads with it: return what is known when the time is over."""
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    pool = ThreadPoolExecutor(LOOKUPS)
+    lookups = {name: pool.submit(_look_up, name) for name in names}
+    wait(lookups.values(), timeout=timeout_s)
+    silent: tuple[list[str], str, None] = [], f"the name server gave no answer within {round(timeout_s, 2):g} s", None
+    return {name: lookup.result() if lookup.done() else silent for name, lookup in lookups.items()}
+
+
+def _told(name: str, answer: tuple[list[str], str, bool | None]) -> list[str] | NameLookupError:
+    found, reason, published = answer
+    return NameLookupError(name, reason, published=published) if reason else found

@@ -97,6 +97,16 @@ class FakeHost(Host):
             raise NameLookupError(name, "Name or service not known", published=False)
         return list(answer)
 
+    def resolve_all(self, names: Sequence[str], *, timeout_s: float) -> dict[str, list[str] | NameLookupError]:
+        """Return the next answer for each name."""
+        return {name: self._answer(name, timeout_s) for name in names}
+
+    def _answer(self, name: str, timeout_s: float) -> list[str] | NameLookupError:
+        try:
+            return self.resolve(name, timeout_s=timeout_s)
+        except NameLookupError as error:
+            return error
+
     def claim(self, address: str, port: int) -> str:
         """Return whether the port is free on one of our addresses."""
         if address not in self.own:
