@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import faults
 import psutil
@@ -15,6 +16,8 @@ from podlab import PORT, Lab, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from podlab import Container, Pod
 
 GANG_CHECKS = ("--checks", "roll-call,consistency,collective", "--profile", "standard")
 GANG_TIMEOUT_S, EACH_S = 15, 5  # two cores import torch for one node after the other
@@ -82,171 +85,70 @@ def torch_processes(member: Member) -> int:
     return count
 
 
-def healthy(play: Play) -> None:
-    play.code = 0
-    play.start()
+def absent(play: Play, rank: int) -> None:
+    """One is never started."""
+    play.wanted, play.but = [{rank}], {rank}
+    play.start(ranks=[other for other in range(play.nodes) if other != rank])
     play.happens()
 
 
-def never_started(play: Play) -> None:
-    play.wanted, play.but = [{play.victim}], {play.victim}
-    play.start(ranks=range(play.nodes - 1))
-    play.happens()
-
-
-def first_never_started(play: Play) -> None:
-    play.wanted, play.but = [{0}], {0}
-    play.start(ranks=range(1, play.nodes))
-    play.happens()
-
-
-def killed_at_roll_call(play: Play) -> None:
+def killed_at_roll_call(play: Play, rank: int) -> None:
     """One is killed while all wait for another that is late."""
-    victim = play.nodes - 2
     play.harmed = True
-    play.wanted, play.but = [{victim}], {victim, play.victim}
-    play.start(ranks=range(play.nodes - 1), timeout_s=PATIENT_S)
-    play.joined(victim)
-    play.happens()
-    faults.kill(play.member(victim).container)
-
-
-def first_killed_at_roll_call(play: Play) -> None:
-    play.harmed = True
-    play.wanted, play.but = [{0}], {0, play.victim}
+    play.wanted, play.but = [{rank}], {rank, play.victim}
     play.start(ranks=range(play.nodes - 1), timeout_s=PATIENT_S)
     play.joined(*range(1, play.nodes - 1))
     play.happens()
-    faults.kill(play.member(0).container)
+    faults.kill(play.member(rank).container)
 
 
-def killed_at_work(play: Play) -> None:
+def harmed_at_work(play: Play, rank: int, harm: Callable[[Container], object]) -> None:
+    """Something is done to the processes of one while its rank computes."""
     play.harmed = True
-    play.wanted, play.but = [{play.victim}], {play.victim}
+    play.wanted, play.but = [{rank}], {rank}
     play.start()
-    play.computing(play.victim)
+    play.computing(rank)
     play.happens()
-    faults.kill(play.member(play.victim).container)
+    harm(play.member(rank).container)
 
 
-def first_killed_at_work(play: Play) -> None:
-    play.harmed = True
-    play.wanted, play.but = [{0}], {0}
-    play.start()
-    play.computing(0)
-    play.happens()
-    faults.kill(play.member(0).container)
-
-
-def stopped_at_work(play: Play) -> None:
-    play.harmed = True
-    play.wanted, play.but = [{play.victim}], {play.victim}
-    play.start()
-    play.computing(play.victim)
-    play.happens()
-    faults.freeze(play.member(play.victim).container)
-
-
-def first_stopped_at_work(play: Play) -> None:
-    play.harmed = True
-    play.wanted, play.but = [{0}], {0}
-    play.start()
-    play.computing(0)
-    play.happens()
-    faults.freeze(play.member(0).container)
-
-
-def first_agent_stopped(play: Play) -> None:
-    """Its other processes go on: the meeting place is there, and nobody decides anything."""
-    play.harmed = True
-    play.wanted, play.but = [{0}], {0}
-    play.start()
-    play.computing(0)
-    play.happens()
-    faults.freeze_agent(play.member(0).container)
-
-
-def cut_at_start(play: Play) -> None:
-    play.wanted = [{play.victim}]
-    faults.cut(play.lab[play.victim])
-    play.start()
-    play.happens()
-
-
-def cut_at_work(play: Play) -> None:
+def link_at_work(play: Play, fault: Callable[[Pod], object]) -> None:
+    """Something is done to the link of one while its rank computes."""
     play.wanted = [{play.victim}]
     play.start()
     play.computing(play.victim)
     play.happens()
-    faults.cut(play.lab[play.victim])
+    fault(play.lab[play.victim])
 
 
-def half_cut_at_start(play: Play) -> None:
+def link(play: Play, fault: Callable[[Pod], object]) -> None:
+    """Something is wrong with the link of one from the beginning."""
     play.wanted = [{play.victim}]
-    faults.half_cut(play.lab[play.victim], "from")
+    fault(play.lab[play.victim])
     play.start()
     play.happens()
 
 
-def half_cut_at_work(play: Play) -> None:
-    play.wanted = [{play.victim}]
-    play.start()
-    play.computing(play.victim)
-    play.happens()
-    faults.half_cut(play.lab[play.victim], "to")
-
-
-def slow(play: Play) -> None:
-    play.wanted = [{play.victim}]
-    faults.slow(play.lab[play.victim])
+def pair(play: Play, a: int, b: int, how: Literal["silent", "refused"] = "silent") -> None:
+    """Two do not reach each other."""
+    play.wanted = [{a, b}]
+    faults.cut_pair(play.lab[a], play.lab[b], how=how)
     play.start()
     play.happens()
 
 
-def pair_cut(play: Play) -> None:
-    pair = {1, 2}
-    play.wanted = [pair]
-    faults.cut_pair(play.lab[1], play.lab[2])
-    play.start()
-    play.happens()
-
-
-def pair_with_first_cut(play: Play) -> None:
-    pair = {0, play.victim}
-    play.wanted = [pair]
-    faults.cut_pair(play.lab[0], play.lab[play.victim])
-    play.start()
-    play.happens()
-
-
-def pair_refused(play: Play) -> None:
-    pair = {1, 2}
-    play.wanted = [pair]
-    faults.cut_pair(play.lab[1], play.lab[2], how="refused")
-    play.start()
-    play.happens()
-
-
-def lossy(play: Play) -> None:
-    play.wanted = [{play.victim}]
-    faults.loss(play.lab[play.victim], 0.3)
-    play.start()
-    play.happens()
-
-
-def flapping_names(play: Play) -> None:
+def well(play: Play, fault: Callable[[Play], object] = lambda _: None) -> None:
+    """What is done does no harm."""
     play.code = 0
-    faults.dns_flapping(play.lab[0])
+    fault(play)
     play.start()
     play.happens()
 
 
-def stranger(play: Play) -> None:
-    play.code = 0
+def strangers(play: Play) -> None:
+    """Somebody talks nonsense to rank 0, at the meeting place and at the door."""
     for port in (PORT + 1, PORT + 2):
         faults.stranger(play.lab[0], port)
-    play.start()
-    play.happens()
 
 
 def second_attempt(play: Play) -> None:
@@ -275,30 +177,34 @@ def wrong_numbers(play: Play) -> None:
     play.happens()
 
 
-MOST = (2, 3, 4, 8)
+MOST, THREE = (2, 3, 4, 8), (3, 4, 8)
 FAULTS: dict[str, tuple[Callable[[Play], None], tuple[int, ...]]] = {
-    "healthy": (healthy, MOST),
-    "never started": (never_started, MOST),
-    "rank 0 never started": (first_never_started, MOST),
-    "killed at roll-call": (killed_at_roll_call, (3, 4, 8)),
-    "rank 0 killed at roll-call": (first_killed_at_roll_call, (3, 4, 8)),
-    "killed in the collective": (killed_at_work, MOST),
-    "rank 0 killed in the collective": (first_killed_at_work, MOST),
-    "stopped in the collective": (stopped_at_work, MOST),
-    "rank 0 stopped in the collective": (first_stopped_at_work, MOST),
-    "rank 0's agent stopped": (first_agent_stopped, MOST),
-    "link cut before the start": (cut_at_start, MOST),
-    "link cut in the collective": (cut_at_work, MOST),
-    "link half-cut before the start": (half_cut_at_start, MOST),
-    "link half-cut in the collective": (half_cut_at_work, MOST),
-    "link slow": (slow, (3, 4, 8)),
-    "pair cut": (pair_cut, (3, 4, 8)),
-    "pair with rank 0 cut": (pair_with_first_cut, (3, 4, 8)),
-    "pair refused": (pair_refused, (3, 4, 8)),
-    "30 % loss": (lossy, MOST),
-    "names flapping": (flapping_names, MOST),
-    "a stranger": (stranger, MOST),
-    "second attempt": (second_attempt, (3, 4, 8)),
+    "healthy": (well, MOST),
+    "never started": (lambda play: absent(play, play.victim), MOST),
+    "rank 0 never started": (lambda play: absent(play, 0), MOST),
+    "killed at roll-call": (lambda play: killed_at_roll_call(play, play.nodes - 2), THREE),
+    "rank 0 killed at roll-call": (lambda play: killed_at_roll_call(play, 0), THREE),
+    "killed in the collective": (lambda play: harmed_at_work(play, play.victim, faults.kill), MOST),
+    "rank 0 killed in the collective": (lambda play: harmed_at_work(play, 0, faults.kill), MOST),
+    "stopped in the collective": (lambda play: harmed_at_work(play, play.victim, faults.freeze), MOST),
+    "rank 0 stopped in the collective": (lambda play: harmed_at_work(play, 0, faults.freeze), MOST),
+    # Its meeting place is there, and nobody decides anything.
+    "rank 0's agent stopped": (lambda play: harmed_at_work(play, 0, faults.freeze_agent), MOST),
+    "link cut before the start": (lambda play: link(play, faults.cut), MOST),
+    "link cut in the collective": (lambda play: link_at_work(play, faults.cut), MOST),
+    "link half-cut before the start": (lambda play: link(play, partial(faults.half_cut, direction="from")), MOST),
+    "link half-cut in the collective": (
+        lambda play: link_at_work(play, partial(faults.half_cut, direction="to")),
+        MOST,
+    ),
+    "link slow": (lambda play: link(play, faults.slow), THREE),
+    "pair cut": (lambda play: pair(play, 1, 2), THREE),
+    "pair with rank 0 cut": (lambda play: pair(play, 0, play.victim), THREE),
+    "pair refused": (lambda play: pair(play, 1, 2, how="refused"), THREE),
+    "30 % loss": (lambda play: link(play, faults.loss), MOST),
+    "names flapping": (lambda play: well(play, lambda p: faults.dns_flapping(p.lab[0])), MOST),
+    "a stranger": (lambda play: well(play, strangers), MOST),
+    "second attempt": (second_attempt, THREE),
     "another nnodes": (other_nnodes, MOST),
     "wrong numbers": (wrong_numbers, MOST),
 }

@@ -35,7 +35,7 @@ LOOK_S = 0.1
 CONNECT_S = 2.0  # for one attempt to reach rank 0's port
 OPEN_S = 5.0  # for torch to connect to it, or to open it
 LOOKUP_S = 5.0
-FRESH_S = 2.0
+FRESH_S, SLOW_S, RECENT_S = 2.0, 1.0, 20.0
 RETURN_S = 1.0  # at least so long a node tries to come back that lost rank 0
 TELL_S = 60.0  # a node that failed waits so long for somebody to tell
 OPEN_DOOR_S = 4.0  # between two questions at a door lie some seconds
@@ -67,6 +67,7 @@ class Node:
     doors: dict[str, str] = field(default_factory=dict)  # addresses of some nodes, by rank
     # Whether rank 0 may have gone on without this node: nobody has seen its port closed while it was waited for.
     went_on: bool = True
+    slow_at: float = float("-inf")  # when the meeting place last took long to answer
 
     def run(self) -> dict[str, Any]:
         """
@@ -149,7 +150,8 @@ class Node:
                 deadline = max(time.monotonic() + RETURN_S, self.member.pulse_at + LOST_S)
                 why = "is gone: its meeting place does not answer any more"
                 # Whoever is killed closes its connections while all is well; a bad network is bad before.
-                self.went_on = time.monotonic() - self.member.pulse_at > FRESH_S
+                now = time.monotonic()
+                self.went_on = now - self.member.pulse_at > FRESH_S or now - self.slow_at < RECENT_S
                 self._tell(alone.LOST)
                 get_logger().warning("rank 0 is lost", reason=error.message)
             except LeaderSilentError as error:
@@ -236,6 +238,8 @@ class Node:
         now = time.monotonic()
         self.member.beat(now)
         board = self.member.look(now=now, wall=setting.host.now())
+        if time.monotonic() - now > SLOW_S:
+            self.slow_at = now
         if board is not None:
             self.doors = board["doors"] or self.doors
             self._obey(board["task"])
