@@ -136,7 +136,8 @@ def _send_away(guests: dict[socket.socket, _Guest], selector: selectors.BaseSele
             del guests[sock]
 
 
-REACHED = frozenset(("answers", "mute", "refuses"))
+ANSWERS = ("nameless", "unresolved", "silent", "refuses", "mute", "answers")  # each tells more than those before it
+REACHED = frozenset(ANSWERS[3:])
 
 
 @dataclass(frozen=True)
@@ -176,17 +177,16 @@ def knock(names: Mapping[int, str], port: int, *, tries: int = 1) -> dict[int, K
     Knock at the doors of nodes, given by rank as names or addresses, all at the same time.
 
     Args:
-        tries: how often, until somebody answers; a network that loses packets may lose those of one knock.
+        tries: how often, at the same time; a network that loses packets may lose those of one knock.
     """
-    limit_s = LOOKUP_S + tries * KNOCK_S
-    calls = [(partial(_knock, rank, name, port, tries=tries), limit_s) for rank, name in names.items()]
-    answers = run_all(calls)
-    return {
-        rank: Knock("nameless") if answer.error else answer.value for rank, answer in zip(names, answers, strict=True)
-    }
+    calls = [(partial(_knock, rank, name, port), LOOKUP_S + KNOCK_S) for rank, name in names.items()]
+    answers = run_all(calls * tries)
+    heard = [Knock("nameless") if answer.error else answer.value for answer in answers]
+    best = {rank: heard[number :: len(calls)] for number, rank in enumerate(names)}
+    return {rank: max(each, key=lambda one: ANSWERS.index(one.answer)) for rank, each in best.items()}
 
 
-def _knock(rank: int, name: str, port: int, *, tries: int) -> Knock:
+def _knock(rank: int, name: str, port: int) -> Knock:
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -194,10 +194,7 @@ def _knock(rank: int, name: str, port: int, *, tries: int) -> Knock:
             return Knock("unresolved")
         unknown = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
         return Knock("unresolved" if error.errno in unknown else "nameless")
-    heard = [_once(rank, str(found[0][4][0]), port)]
-    while heard[-1].answer != "answers" and len(heard) < tries:
-        heard.append(_once(rank, str(found[0][4][0]), port))
-    return max(heard, key=lambda each: ("silent", "refuses", "mute", "answers").index(each.answer))
+    return _once(rank, str(found[0][4][0]), port)
 
 
 def _once(rank: int, address: str, port: int) -> Knock:

@@ -164,7 +164,8 @@ class Node:
         last, asked = "", time.monotonic()
         while True:
             try:
-                address = self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)[0]
+                limit_s = min(LOOKUP_S, _left(deadline))
+                address = self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=limit_s)[0]
                 self.doors["0"] = address
                 last = self._connect(address, deadline)
                 if not last:
@@ -194,8 +195,7 @@ class Node:
             if not self.epoch:
                 self.went_on = not isinstance(error, ConnectionRefusedError)
             return f"{address} port {self.setting.port}: {error.strerror or error}"
-        left = max(RETURN_S, deadline - time.monotonic())
-        answer_s = min(OPEN_S + CONNECT_S, left)
+        answer_s = min(OPEN_S + CONNECT_S, _left(deadline))
         self.setting.side.ask("connect", host=address, port=self.setting.port, timeout_s=OPEN_S, answer_s=answer_s)
         self._join(address)
         return ""
@@ -337,6 +337,11 @@ class Node:
             "note": "" if ours else "not known, as rank 0 is not there",
             "clock_offset_s": None,
         }
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline on the monotonic clock, some in any case."""
+    return max(RETURN_S, deadline - time.monotonic())
 
 
 def _verdict(knocks: Mapping[int, Knock]) -> dict[str, Any] | None:
