@@ -70,7 +70,7 @@ def test_nodes_at_fault_are_named(nodes, ranks, kind):
 def test_the_message_says_how_a_node_failed():
     gang = run(8, faulty([3], "wrong"))
 
-    text = "node 3 (job-node-0-3) failed in 3 of 3 tests with others: node 3: all-reduce gave 7 wrong numbers of 65536"
+    text = "node 3 (job-node-0-3) failed in 4 of 4 tests with others: node 3: all-reduce gave 7 wrong numbers of 65536"
     assert [text] == messages(gang)
     assert ["roll-call", "consistency", "collective", "localisation"] == [
         phase["name"] for phase in gang.leader.verdict["phases"]
