@@ -139,6 +139,12 @@ class Outcome:
             return Status.FAIL
         return Status.WARN if Severity.WARNING in severities else Status.PASS
 
+    @property
+    def action(self) -> Action:
+        """What the findings ask for; warnings always continue."""
+        asked = [f.action for f in self.findings if f.severity is Severity.ERROR]
+        return max(asked, key=list(Action).index, default=Action.CONTINUE)
+
 
 @dataclass(frozen=True)
 class Check:

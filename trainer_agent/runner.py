@@ -127,13 +127,11 @@ def _result(check: Check, answer: Answer, *, is_cut: bool) -> CheckResult:
     if isinstance(answer.value, str):
         return CheckResult(check.name, Status.SKIP, answer.value, duration_s=answer.duration_s)
     outcome: Outcome = answer.value
-    asked = [f.action for f in outcome.findings if f.severity is Severity.ERROR]  # warnings always continue
-    worst = max(asked, key=list(Action).index, default=Action.CONTINUE)
     return CheckResult(
         check.name,
         outcome.status,
         outcome.message,
-        worst,
+        outcome.action,
         answer.duration_s,
         outcome.findings,
         outcome.measurements,

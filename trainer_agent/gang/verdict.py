@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.check import CheckResult, Status, finding_as_dict
+from trainer_agent.check import CheckResult, Outcome, Status, finding_as_dict
 from trainer_agent.errors import Action, Finding, Severity
-from trainer_agent.policy import Suspect, Verdict
+from trainer_agent.policy import Suspect, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from trainer_agent.policy import Verdict
 
 RAIL = "rail "  # how a GPU is called whose UUID is not known
 CHECKS = ("roll-call", "consistency", "collective")
@@ -73,14 +75,8 @@ class Minutes:
 
 def weigh(charges: Iterable[Charge]) -> tuple[Verdict, Action]:
     """Return verdict and action for the gang as a whole."""
-    findings = [charge.finding for charge in charges]
-    errors = [f for f in findings if f.severity is Severity.ERROR]
-    if any(f.action is Action.STOP for f in errors):
-        return Verdict.FATAL, Action.STOP
-    if errors:
-        return Verdict.RETRY, max((f.action for f in errors), key=list(Action).index)
-    warned = any(f.severity is Severity.WARNING for f in findings)
-    return (Verdict.WARN if warned else Verdict.PASS), Action.CONTINUE
+    whole = Outcome("", tuple(charge.finding for charge in charges))
+    return decide([CheckResult("gang", whole.status, "", whole.action)])
 
 
 def section(
@@ -172,13 +168,9 @@ def _result(verdict: Mapping[str, Any], check: str, rank: int) -> CheckResult:
     findings = tuple(_finding(charge, rank) for charge in verdict["charges"] if charge["check"] == check)
     if not findings and check not in verdict["messages"]:
         return CheckResult(check, Status.SKIP, "the nodes did not come so far")
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    warned = any(finding.severity is Severity.WARNING for finding in findings)
-    status = Status.FAIL if errors else Status.WARN if warned else Status.PASS
-    action = max((finding.action for finding in errors), key=list(Action).index, default=Action.CONTINUE)
-    message = verdict["messages"].get(check) or findings[0].message
+    outcome = Outcome(verdict["messages"].get(check) or findings[0].message, findings, _measured(verdict, check))
     seconds = sum(phase["seconds"] for phase in verdict["phases"] if PHASES.get(phase["name"]) == check)
-    return CheckResult(check, status, message, action, seconds, findings, _measured(verdict, check))
+    return CheckResult(check, outcome.status, outcome.message, outcome.action, seconds, findings, outcome.measurements)
 
 
 def _measured(verdict: Mapping[str, Any], check: str) -> dict[str, Any]:
