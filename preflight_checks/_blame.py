@@ -10,6 +10,7 @@ from preflight_checks._probes import ProbeError
 from preflight_checks._ranks import TORCH_IS_HERE
 from trainer_agent.check import Rule, Skip
 from trainer_agent.errors import Action
+from trainer_agent.gang.meetings import AFTERMATH, CONFIGURATION
 from trainer_agent.process import signal_name
 
 if TYPE_CHECKING:
@@ -18,13 +19,8 @@ if TYPE_CHECKING:
     from preflight_checks._ranks import Rank, Run
     from trainer_agent.errors import Finding
 
-# What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine: wrong settings, or, in
-# NCCL's init.cc, versions that differ. They are the names of ncclResult_t, not prose.
-CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
 # Heuristic: cold, on a slow disk, a rank may take so long for its libraries, its GPU and its connections.
 QUIET_S = 10.0
-# How ranks end that lost their peer: torchrun ends them, or a library of theirs gives up.
-AFTERMATH = (-signal.SIGTERM, -signal.SIGABRT)
 
 
 @dataclass(frozen=True)

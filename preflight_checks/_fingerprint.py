@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _rdma
 from preflight_checks._gpus import READ_S, NvmlHungError, models, read
-from preflight_checks._probes import ProbeError, ask, python_of
+from preflight_checks._probes import ProbeError, ask
 from trainer_agent import __version__
 from trainer_agent.env import SECRET_NAME, redact, secrets_in
 from trainer_agent.isolation import IsolatedError, isolated
@@ -95,7 +95,7 @@ def software(context: Context) -> tuple[dict[str, Any], str]:
     try:
         return ask(context, "versions", {}, timeout_s=PROBE_S), ""
     except ProbeError as error:
-        return {}, f"{python_of(context)}: {error}"
+        return {}, f"{context.python}: {error}"
 
 
 def _place_in_fabric() -> tuple[str, int | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +32,6 @@ class NoTorchError(ProbeError):
     """The training environment's Python has no torch."""
 
 
-def python_of(context: Context) -> str:
-    """Return the interpreter that has torch, as far as it is known."""
-    return context.options.python or sys.executable
-
-
 def ask(
     context: Context,
     probe: str,
@@ -59,7 +53,7 @@ def ask(
         NoTorchError: there is no torch to ask.
         ProbeError: it crashed, hung, took too much memory or printed something else.
     """
-    argv = [python_of(context), str(FOLDER / f"{probe}_probe.py"), json.dumps(request)]
+    argv = [context.python, str(FOLDER / f"{probe}_probe.py"), json.dumps(request)]
     merged = {**context.environ, **(environ or {})}
     given = {name: value for name, value in merged.items() if value or name not in (environ or {})}
     try:

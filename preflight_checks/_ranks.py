@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 STAGES = ("start", "import", "device", "init", "all-reduce", "all-gather", "timing", "barrier", "destroy", "done")
 TORCH_IS_HERE = STAGES.index("device")
-WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 NCCL_LINES, NCCL_WIDTH = 5, 300
 # What a job, or a torchrun around us, tells its own ranks; torchrun obeys every PET_ variable.
 LEAKS = re.compile(

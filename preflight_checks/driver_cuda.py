@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._gpus import READ_S, gpu_check, models, present, read_gpus
-from preflight_checks._probes import python_of
 from trainer_agent.check import Context, Outcome, Rule
 from trainer_agent.errors import Severity
 from trainer_agent.guarded import END_S, run_guarded
@@ -69,7 +68,7 @@ def driver_cuda(context: Context) -> Outcome:
     """Can the torch of this image run on this driver and these GPUs?"""
     reading = read_gpus(context, "capability")
     gpus = present(reading)
-    torch, reason = read_torch(context, python_of(context))
+    torch, reason = read_torch(context, context.python)
     runs = f"driver {reading.driver} runs up to CUDA {_dotted(reading.cuda)}"
     measured: dict[str, Any] = {"driver": reading.driver, "cuda_driver": reading.cuda, "gpus": models(gpus)}
     if torch is None:

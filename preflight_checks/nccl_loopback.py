@@ -12,7 +12,7 @@ from preflight_checks._blame import blame, rules
 from preflight_checks._busbw import MIB, SIZES, busbw_gbps, expected
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks._gpus import found_on, rises
-from preflight_checks._probes import FOLDER, NO_TORCH, ProbeError, python_of
+from preflight_checks._probes import FOLDER, NO_TORCH, ProbeError
 from preflight_checks._ranks import run_ranks, visible_gpus
 from trainer_agent.check import Context, Outcome, Rule, Skip, check
 from trainer_agent.errors import Action, Severity
@@ -145,7 +145,7 @@ def start(
         "timeout_s": wait_s(context) + 60,
         "store": "{folder}/store",
     }
-    python = python_of(context)
+    python = context.python
     argv = [python, str(FOLDER / "nccl_loopback_probe.py"), json.dumps(request)]
     run = run_ranks(context, argv, count=count, environ=environ or {}, wait_s=wait_s(context), gpus=gpus)
     if run.code == NO_TORCH and not run.problem:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._blame import blame, rules
-from preflight_checks._probes import FOLDER, NoTorchError, ProbeError, python_of
-from preflight_checks._ranks import WORKS_ON_CUDA, run_ranks, visible_gpus
+from preflight_checks._probes import FOLDER, NoTorchError, ProbeError
+from preflight_checks._ranks import run_ranks, visible_gpus
+from trainer_agent.accelerators import WORKS_ON_CUDA
 from trainer_agent.check import Context, Outcome, Rule, Skip, check
 from trainer_agent.errors import Action
 from trainer_agent.guarded import END_S, run_guarded
@@ -86,7 +87,7 @@ def start(context: Context, backend: str, *, count: int, gpus: Sequence[Gpu] = (
     """Return what becomes of the smallest job; its ranks wait for each other longer than we wait for them."""
     request = {"backend": backend, "timeout_s": wait_s(context) + 60}
     argv = [
-        *(python_of(context), "-m", "torch.distributed.run"),
+        *(context.python, "-m", "torch.distributed.run"),
         # As --standalone, with an address instead of a name that has to be resolved.
         *("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--rdzv_id=preflight", "--local_addr=127.0.0.1"),
         *(f"--nproc_per_node={count}", "--monitor_interval=0.1", "--log_dir={folder}/log"),
@@ -120,7 +121,7 @@ def refused(context: Context, run: Run) -> Finding:
     Raises:
         Skip, ProbeError: that is a matter of the image, not of the node.
     """
-    python = python_of(context)
+    python = context.python
     if run.code == USAGE:
         raise ProbeError(f"torchrun does not know our options, wanted torch 2.0 or newer: {run.words}")
     ended = run_guarded([python, "-c", WHY], environ=context.environ, timeout_s=ASK_S)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trainer_agent.host import Host
 
+WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 INTEL_VENDOR, HABANA_VENDOR = "0x8086", "0x1da3"  # PCI vendor numbers
 
 

@@ -7,6 +7,7 @@ so that `trainer-agent checks NAME` can explain it and no code appears that is n
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,11 @@ class Context:
     options: Options = field(default_factory=Options)
     nproc: int = 1
     refusal: AgentError | None = None
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has torch, as far as it is known."""
+        return self.options.python or sys.executable
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent import policy
+from trainer_agent.accelerators import WORKS_ON_CUDA
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Severity
 from trainer_agent.gang import alone, speeds
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from trainer_agent.topology import Topology
 
 MIB = 1 << 20
-WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 # By backend and profile: sizes for all ranks together, sizes for two nodes, seconds for each of these. A network card
 # of 400 Gb/s needs some hundred MiB to show its rate; gloo on sockets needs some.
 SIZES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], float]]] = {
@@ -114,8 +114,7 @@ def gathering(context: Context, asked: Asked, *, program: str) -> Iterator[Gathe
     door = Door(port_of(context.topology, asked) + 1)
     try:
         door.tell({"rank": context.topology.node_rank, "attempt": asked.attempt, "state": alone.WAITING})
-        python = context.options.python or _own_python()
-        with nccl_log(context) as log, TorchSide(python, program, {**context.environ, **log}) as side:
+        with nccl_log(context) as log, TorchSide(context.python, program, {**context.environ, **log}) as side:
             yield Gathering(context, asked, side=side, door=door)
     finally:
         door.close()
@@ -141,12 +140,6 @@ def port_of(topology: Topology, asked: Asked) -> int:
     """Return where the nodes meet: the port after the master port, before it where two more do not exist."""
     after = topology.master_port + 1
     return asked.port or (after if after < MAX_PORT else topology.master_port - 2)
-
-
-def _own_python() -> str:
-    import sys
-
-    return sys.executable
 
 
 def plan_of(context: Context, asked: Asked) -> Plan:

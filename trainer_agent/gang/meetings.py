@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from trainer_agent.gang.speeds import Rate, busbw_gbps, judge
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-# What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine.
+# What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine: wrong settings, or, in
+# NCCL's init.cc, versions that differ. They are the names of ncclResult_t, not prose.
 CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
-# How ranks end that lost their peer: a library of theirs gives up.
-AFTERMATH = (-15, -6)
+# How ranks end that lost their peer: torchrun ends them, or a library of theirs gives up.
+AFTERMATH = (-signal.SIGTERM, -signal.SIGABRT)
 
 Reports = dict[int, dict[str, Any]]
 
