@@ -22,8 +22,8 @@ from typing import Any, Callable
 
 import probe_gang_rank
 import probe_gang_store
+from probe_base import import_torch
 
-NO_TORCH = 3
 PR_SET_PDEATHSIG = 1
 DIES_S = 1.0
 
@@ -139,13 +139,6 @@ def say(**event: Any) -> None:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    try:
-        import torch
-        import torch.distributed
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        sys.stderr.write(f"{error}\n")
-        sys.exit(NO_TORCH)
-    Zygote(torch, asked["store"]).serve()
+    found = import_torch()
+
+    Zygote(found, json.loads(sys.argv[1])["store"]).serve()

@@ -14,15 +14,21 @@ from typing import Any, Callable
 NO_TORCH = 3
 
 
-def main(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer the request with what `work` returns for it."""
-    request = json.loads(sys.argv[1])
+def import_torch() -> Any:
+    """Return torch; end with NO_TORCH where there is none."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(NO_TORCH)
+    return torch
+
+
+def main(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer the request with what `work` returns for it."""
+    request = json.loads(sys.argv[1])
+    import_torch()
     sys.stdout.write("\n" + json.dumps(work(request)) + "\n")
     sys.stdout.flush()
