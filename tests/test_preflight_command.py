@@ -104,6 +104,13 @@ def test_a_gate_stays_shut_for_failures(preflight):
     assert 30 == preflight("--checks", "environment", "--gate", **FAILS).returncode
 
 
+def test_what_was_not_asked_for_is_not_skipped_either(report):
+    """Each skipped check has one row, in the order of the report."""
+    _, data = report("--checks", "environment,shm,limits", "--skip", "limits,shm,limits,clock")
+
+    assert ["environment", "shm", "limits"] == [c["name"] for c in data["checks"]]
+
+
 def test_skipped_checks_are_in_the_report_and_say_so(report):
     code, data = report("--checks", "environment,shm", "--skip", "environment", **FAILS)
 

@@ -31,7 +31,7 @@ from trainer_agent.termination import TERMINATION_LOG, tell
 from trainer_agent.topology import MAX_PORT, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from trainer_agent.topology import Topology
 
@@ -211,15 +211,11 @@ def preflight(**settings: Any) -> int:
     trainer-agent preflight --profile quick --output json
     trainer-agent preflight --skip kube-api --ignore limits
     """
-    return execute(PreflightOptions(**settings), os.environ, Host())
+    options = PreflightOptions(**settings)
+    return publish(examine(options, os.environ, Host()), options, os.environ)
 
 
-def execute(options: PreflightOptions, environ: Mapping[str, str], host: Host, *, to_stderr: bool = False) -> int:
-    """Run the checks, write the report wherever it is wanted, return the exit code."""
-    return publish(examine(options, environ, host), options, environ, to_stderr=to_stderr)
-
-
-def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str], *, to_stderr: bool) -> int:
+def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str], *, to_stderr: bool = False) -> int:
     """Write a report wherever it is wanted, return the exit code."""
     clean = redact_all(report.as_dict(), secrets_in(environ))
     text = writer("json")(clean)
@@ -260,17 +256,19 @@ def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -
 
 def _met(options: PreflightOptions, context: Context, left_s: float) -> tuple[list[CheckResult], dict[str, Any] | None]:
     """Run this node's own checks, and meet the other nodes where there are any."""
-    run = _chosen(options)
+    chosen = _chosen(options)
+    run = [entry for entry in chosen if entry.name not in options.skip]
+    skipped = [CheckResult(c.name, Status.SKIP, "left out by --skip") for c in chosen if c.name in options.skip]
+    context = replace(context, options=replace(context.options, running=tuple(entry.name for entry in run)))
     program = next((entry.load().program for entry in run if entry.name == ROLL_CALL), "")
     if not (context.options.gang and program):
-        return _run(options, context, left_s, run=run), None
+        return [*run_checks(run, context, timeout_s=left_s), *skipped], None
     from trainer_agent.gang.meet import Asked, gathering  # 20 ms that one node alone does not need
 
     asked = Asked(options.gang_timeout, options.port, options.attempt, options.node_name, options.gang_history)
-    running = replace(context, options=replace(context.options, running=tuple(entry.name for entry in run)))
-    with gathering(running, asked, program=program) as meeting:
-        results = policy.ignore(_run(options, context, left_s, run=run), options.ignore)
-        return meeting.meet(results)
+    with gathering(context, asked, program=program) as meeting:
+        results = policy.ignore(run_checks(run, context, timeout_s=left_s), options.ignore)
+        return meeting.meet([*results, *skipped])
 
 
 def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Context:
@@ -303,17 +301,10 @@ def _meets(options: PreflightOptions, topology: Topology) -> bool:
 
 
 def _chosen(options: PreflightOptions) -> list[Listed]:
-    """Return the checks that run."""
+    """Return the checks that are asked for, those that are to be skipped among them."""
     installed = add_programs(list_checks(), options.checks_dir)
     refuse_unknown((*options.checks, *options.skip, *(n for n in options.ignore if n != "all")), installed)
-    chosen = [c for c in installed.values() if not options.checks or c.name in options.checks]
-    return [c for c in chosen if c.name not in options.skip]
-
-
-def _run(options: PreflightOptions, context: Context, timeout_s: float, *, run: Sequence[Listed]) -> list[CheckResult]:
-    skipped = [CheckResult(name, Status.SKIP, "left out by --skip") for name in options.skip]
-    chosen_now = replace(context.options, running=tuple(c.name for c in run))
-    return [*run_checks(run, replace(context, options=chosen_now), timeout_s=timeout_s), *skipped]
+    return [c for c in installed.values() if not options.checks or c.name in options.checks]
 
 
 def budget_s(options: PreflightOptions) -> float:
