@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainer_agent.gang.course import Turns, Work
     from trainer_agent.gang.leader import Leader
-    from trainer_agent.gang.pairs import Blame
+    from trainer_agent.gang.pairs import Blame, Meeting
 
 # With three nodes each has to meet both others before anybody can be compared.
 FEW, ROUNDS_OF_FEW = 3, 3
@@ -50,24 +50,25 @@ class Localiser:
             leader.begin("localisation")
         elif len(ranks) == 2:  # they have just met
             self._take_down([(ranks[0], ranks[1])])
-        while self._goes_on(len(ranks)):
-            pairs = next_round(ranks, self.rounds.meetings(), seed=leader.plan.seed)
+        meetings = self.rounds.meetings()
+        while self._goes_on(len(ranks), meetings):
+            pairs = next_round(ranks, meetings, seed=leader.plan.seed)
             if not pairs:
                 break
             yield from self._meet(pairs)
-            if leader.phase != "localisation" and any(not m.passed for m in self.rounds.meetings()):
+            meetings = self.rounds.meetings()
+            if leader.phase != "localisation" and _failed(meetings):
                 leader.begin("localisation")
         leader.minutes.pairs = self.rounds.rows()
-        result = blame(self.rounds.meetings())
-        self._charge(result)
-        yield from self._devices(result.nodes, ranks)
+        found = blame(meetings)
+        self._charge(found)
+        yield from self._devices(found.nodes, ranks, meetings)
 
-    def _goes_on(self, count: int) -> bool:
+    def _goes_on(self, count: int, meetings: Sequence[Meeting]) -> bool:
         wanted = self.leader.plan.screen if count > FEW else min(self.leader.plan.screen, 1) * ROUNDS_OF_FEW
         if count == 2 and not self.trouble:
             return False
-        failed = any(not meeting.passed for meeting in self.rounds.meetings())
-        return bool(self.trouble) or failed or len(self.rounds.done) < wanted
+        return bool(self.trouble) or _failed(meetings) or len(self.rounds.done) < wanted
 
     def _meet(self, pairs: Sequence[tuple[int, int]]) -> Turns[None]:
         began = self.leader.now
@@ -92,16 +93,16 @@ class Localiser:
         leader = self.leader
         slow = {straggler.node: straggler for straggler in speeds.stragglers(self.rounds.rates(), self.rounds.hosts)}
         for node in found.nodes:
-            failures = [row for row in leader.minutes.pairs if node in (row["a"], row["b"]) and not row["passed"]]
+            rows = [row for row in leader.minutes.pairs if node in (row["a"], row["b"])]
+            failures = [row for row in rows if not row["passed"]]
             own = [row for row in failures if not {row["a"], row["b"]} <= set(found.nodes)] or failures
             broken = [row for row in own if row["why"] != "slow"]
             if not broken:
                 if node in slow:  # else it is slow now and then, which is no fault
                     self._slow(slow[node])
                 continue
-            rows = [row for row in leader.minutes.pairs if node in (row["a"], row["b"])]
-            why = (broken or failures)[0]["why"]
-            text = f"{leader.roll.name(node)} failed in {len(failures)} of {len(rows)} tests with others: {why}"
+            share = f"{len(failures)} of {len(rows)} tests with others"
+            text = f"{leader.roll.name(node)} failed in {share}: {broken[0]['why']}"
             leader.charge("collective", rules.NODE_FAULT, text, culprits=(node,), trouble=self.trouble)
             self.found = True
         for a, b in found.links:
@@ -116,8 +117,7 @@ class Localiser:
         """Write down what nobody can tell: pairs that share a node are one riddle."""
         for riddle in _joined(found.undetermined):
             pairs = [row for row in self.leader.minutes.pairs if {row["a"], row["b"]} <= riddle and not row["passed"]]
-            slow = all(row["why"] == "slow" for row in pairs)
-            if slow:
+            if all(row["why"] == "slow" for row in pairs):
                 continue  # slow now and then is no fault
             names = self.leader.roll.names(sorted(riddle))
             text = f"one of {names}, or what is between them: {pairs[0]['why']}"
@@ -137,23 +137,23 @@ class Localiser:
         self.leader.charge("collective", rule, text, culprits=culprits, ratio=round(one.ratio, 4), node=one.node)
         self.found |= error
 
-    def _devices(self, nodes: Sequence[int], ranks: Sequence[int]) -> Turns[None]:
+    def _devices(self, nodes: Sequence[int], ranks: Sequence[int], meetings: Sequence[Meeting]) -> Turns[None]:
         """Find out which rail of a node at fault it is, where only some fail."""
         plan = self.leader.plan
         if plan.per_node < 2 or not nodes:
             return
-        failed = {rank for m in self._without(nodes) if not m.passed for rank in (m.a, m.b)}
+        others = [m for m in meetings if m.a not in nodes and m.b not in nodes]
+        failed = {rank for m in others if not m.passed for rank in (m.a, m.b)}
         partners = [rank for rank in ranks if rank not in failed and rank not in nodes]
         pairs = list(zip(nodes, partners, strict=False))
+        if not pairs:
+            return
         yield from self.leader.run_task("rails", plan.pair, pairs=[list(pair) for pair in pairs])
         for node, partner in pairs:
             rows = _rails(self.leader.reports, node, partner)
             bad = [row for row in rows if not row["ok"]]
             if bad and len(bad) < plan.per_node:
                 self._device(node, bad)
-
-    def _without(self, nodes: Sequence[int]) -> list[Any]:
-        return [m for m in self.rounds.meetings() if m.a not in nodes and m.b not in nodes]
 
     def _device(self, node: int, bad: Sequence[Mapping[str, Any]]) -> None:
         numbers = [row["number"] for row in bad]
@@ -163,6 +163,10 @@ class Localiser:
         suspects = tuple(Suspect("gpu", each, node, text) for each in ids)
         finding = rules.DEVICE_FAULT.found(text, rails=numbers)
         self.leader.minutes.charges.append(Charge("collective", finding, (node,), (), suspects))
+
+
+def _failed(meetings: Sequence[Meeting]) -> bool:
+    return any(not meeting.passed for meeting in meetings)
 
 
 def _rails(reports: Mapping[int, Mapping[str, Any]], node: int, partner: int) -> list[dict[str, Any]]:
