@@ -302,7 +302,8 @@ def test_what_no_pair_repeats_was_chance_or_remains_unexplained(nodes, trouble, 
         gang = Gang(nodes, together=together, noise=0.4, seed=seed)
         gang.run()
         found, codes = outcome(gang)
-        assert (verdict, [code]) == (found, [each for each in codes if each[0] != "collective-link-failed"])
+        of_the_noise = {"collective-link-failed", "slower-node"}
+        assert (verdict, [code]) == (found, [each for each in codes if each[0] not in of_the_noise])
         assert set() == gang.culprits()
         errors = [c for c in gang.leader.verdict["charges"] if c["severity"] == Severity.ERROR]
         assert len(together) - 1 == len(errors)
