@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from marked import until
 
 from trainer_agent.guarded import start_guarded
 from trainer_agent.process import is_alive
+
+eventually = partial(until, limit_s=10)
 
 pytestmark = pytest.mark.lab
 
@@ -64,15 +67,6 @@ def talk():
     for each in talks:
         each.program.end()
         each.close()
-
-
-def eventually(condition):
-    """Return the first true answer, asked every 10 ms for 10 s."""
-    deadline = time.monotonic() + 10
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
-    return answer
 
 
 def test_it_answers_as_long_as_it_is_asked(talk):

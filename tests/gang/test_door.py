@@ -4,13 +4,16 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
+from marked import until
 
 from trainer_agent.gang.door import Door, Knock, knock
 from trainer_agent.process import is_alive
+
+eventually = partial(until, limit_s=10)
 
 pytestmark = pytest.mark.lab
 
@@ -27,15 +30,6 @@ from trainer_agent.gang.door import knock
 names = {1: "10.9.9.2", 2: "job1-node-0-2.job1"}
 print(json.dumps({rank: heard.answer for rank, heard in knock(names, 29502).items()}))
 """
-
-
-def eventually(condition):
-    """Return the first true answer, asked every 10 ms for 10 s."""
-    deadline = time.monotonic() + 10
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
-    return answer
 
 
 def heard(port, rank=0):

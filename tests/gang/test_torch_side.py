@@ -5,17 +5,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from marked import until
 
 import preflight_checks
 from trainer_agent.gang.ranks import Ranks
 from trainer_agent.gang.store import StoreLostError
 from trainer_agent.gang.torch_side import TorchSide, TorchSideError, TorchStore
 from trainer_agent.process import is_alive
+
+eventually = partial(until, limit_s=20)
 
 pytestmark = pytest.mark.lab
 
@@ -34,15 +37,6 @@ side.give({0: {}})
 print(side.program.guard, flush=True)
 signal.pause()
 """
-
-
-def eventually(condition):
-    """Return the first true answer, asked every 10 ms for 20 s."""
-    deadline = time.monotonic() + 20
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
-    return answer
 
 
 def family(guard):
