@@ -12,6 +12,7 @@ import math
 import os
 import selectors
 import socket
+import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.isolation import Children, run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 GUESTS = 64  # knock at the same time; a stranger that stays is sent away after GUEST_S
 GUEST_S = 2.0
@@ -182,8 +183,15 @@ def knock(names: Mapping[int, str], port: int, *, tries: int = 1) -> dict[int, K
     calls = [(partial(_knock, rank, name, port), LOOKUP_S + KNOCK_S) for rank, name in names.items()]
     answers = run_all(calls * tries)
     heard = [Knock("nameless") if answer.error else answer.value for answer in answers]
-    best = {rank: heard[number :: len(calls)] for number, rank in enumerate(names)}
-    return {rank: max(each, key=lambda one: ANSWERS.index(one.answer)) for rank, each in best.items()}
+    return {rank: _best(heard[number :: len(calls)]) for number, rank in enumerate(names)}
+
+
+def _best(heard: Sequence[Knock]) -> Knock:
+    """Return what tells most; a process that is stuck is as mute every time, one behind a bad network is not."""
+    best = max(heard, key=lambda one: ANSWERS.index(one.answer))
+    if best.answer == "mute" and any(one.answer != "mute" for one in heard):
+        return Knock("silent")
+    return best
 
 
 def _knock(rank: int, name: str, port: int) -> Knock:
@@ -201,11 +209,19 @@ def _once(rank: int, address: str, port: int) -> Knock:
     deadline = time.monotonic() + KNOCK_S
     try:
         with socket.create_connection((address, port), timeout=KNOCK_S) as sock:
-            return _heard(rank, sock, deadline)
+            heard = _heard(rank, sock, deadline)
+            return Knock("silent") if heard.answer == "mute" and _sent_again(sock) else heard
     except ConnectionRefusedError:
         return Knock("refuses")
     except OSError as error:
         return Knock("refuses" if error.errno == errno.ECONNRESET else "silent")
+
+
+def _sent_again(sock: socket.socket) -> bool:
+    """Whether packets of a connection were lost: tcpi_total_retrans of tcp_info (linux/tcp.h)."""
+    with suppress(OSError, struct.error):
+        return bool(struct.unpack_from("I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0])
+    return False
 
 
 def _heard(rank: int, sock: socket.socket, deadline: float) -> Knock:
