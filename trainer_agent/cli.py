@@ -28,8 +28,9 @@ COMMANDS = {
     "hostfile": ("trainer_agent.commands.hostfile:hostfile", "Write the hostfile of an MPI job."),
     "launch": (
         "trainer_agent.commands.launch:launch",
-        "Become torchrun (or python) with the right number of processes.",
+        "Become torchrun, mpirun or the command, with the right number of processes.",
     ),
+    "worker": ("trainer_agent.commands.worker:worker", "Serve the ranks of an MPI job: sshd, with time at the end."),
     "explain": ("trainer_agent.commands.explain:explain", "Print every setting that was read, its origin and effect."),
     "checks": ("trainer_agent.commands.checks:checks", "List the checks, or explain one."),
     "report": ("trainer_agent.commands.report:report", "Render a saved preflight report."),
