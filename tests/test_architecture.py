@@ -25,6 +25,7 @@ TIERS = [
         "rendezvous",
         "termination",
         "launchers",
+        "mpi",
         "gang",
         "initializers",
     },

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent.cgroup import read_limits
-from trainer_agent.commands.launch import LaunchOptions, decide_nproc, launch_options, plan
+from trainer_agent.commands.launch import LaunchOptions, launch_options, read_job
 from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
+from trainer_agent.launchers import build
 from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
 
 COLUMNS = ("setting", "value", "origin", "effect")
@@ -54,19 +56,23 @@ def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str
     topology = read_topology(environ, hostname=host.hostname())
     rows = [*topology.settings, *_limits(host), *_options(environ)]
     problems = [_problem(f) for f in topology.findings]
-    command, code = "", 30 if topology.errors else 0
+    command, code, runtime = "", 30 if topology.errors else 0, topology.runtime
     if not topology.errors:
         try:
-            decision = decide_nproc(options, topology, environ, host)
+            job = read_job(options, topology, script, environ, host)
+            decision = job.nproc
+            if job.mpi:
+                runtime = "mpi"
+                rows += _mpi(job.mpi)
             rows.append(Setting("processes", str(decision.value), "decision", decision.reason))
             rows.append(_omp(decision, environ))
-            command = shlex.join(plan(options, topology, decision, script=script, environ=environ)[1].argv)
+            command = shlex.join(build(job, options.launcher)[1].argv)
         except AgentError as error:
             problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
             code = int(error.exit_code)
     settings = [{"setting": s.name, "value": s.value, "origin": s.origin, "effect": s.effect} for s in rows]
     return {
-        "runtime": topology.runtime,
+        "runtime": runtime,
         "settings": settings,
         "problems": problems,
         "command": command,
@@ -95,6 +101,17 @@ def _options(environ: Mapping[str, str]) -> list[Setting]:
         Setting(n, v, "environment", "an option of trainer-agent")
         for n, v in sorted(environ.items())
         if n.startswith("TRAINER_AGENT_")
+    ]
+
+
+def _mpi(plan: Plan) -> list[Setting]:
+    from trainer_agent.mpi.settings import settings
+
+    found, hosts = plan.implementation, plan.hosts.entries
+    return [
+        *settings(plan.environ),
+        Setting("MPI", f"{found.kind} {found.version}", f"{plan.asked.program} --version", "whose options are used"),
+        Setting("hosts", str(len(hosts)), "hostfile", ", ".join(f"{entry.name} with {entry.slots}" for entry in hosts)),
     ]
 
 

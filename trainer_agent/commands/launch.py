@@ -16,6 +16,7 @@ import click
 
 from trainer_agent.accelerators import find_accelerators
 from trainer_agent.cgroup import read_limits
+from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.env import redact_all, secrets_in, whole_number
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
@@ -25,6 +26,7 @@ from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.log import get_logger
+from trainer_agent.mpi.suits import is_mpi
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
 from trainer_agent.termination import TERMINATION_LOG, tell, with_tail
@@ -33,11 +35,14 @@ from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from trainer_agent.mpi.plan import Plan
+
 # The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
 GRACE_S = 25.0
 # torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
 SHUTDOWN_MARGIN_S = 2
 RENDEZVOUS_TIMEOUT_S = 900.0  # torchrun's own
+HOST_KEYS = ("auto", "strict", "off")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class LaunchOptions:
     python: str | None
     termination_log: str | None
     dry_run: bool
+    hostfile: str | None = None
+    ssh_key: str | None = None
+    host_keys: str = "auto"
+    export: tuple[str, ...] = ()
+    verify: bool = True
 
 
 def _option(*names: str, **settings: Any) -> Callable[..., Any]:
@@ -107,6 +117,30 @@ OPTIONS = (
         help=f"Where to say why a supervised run failed. Default: {TERMINATION_LOG} if it exists.",
     ),
     _option("--dry-run", is_flag=True, help="Print the command and exit."),
+    _option(
+        "--hostfile",
+        type=click.Path(dir_okay=False),
+        help="MPI: the hosts. Default: what the command or the environment says, then /etc/mpi/hostfile.",
+    ),
+    _option(
+        "--ssh-key",
+        type=click.Path(dir_okay=False),
+        help="MPI: the private key. Default: id_rsa in ~/.ssh, /root/.ssh or /home/mpiuser/.ssh.",
+    ),
+    _option(
+        "--host-keys",
+        type=click.Choice(HOST_KEYS),
+        default="auto",
+        show_default=True,
+        help="MPI: check that workers show the job's own key; auto: unless none of them does.",
+    ),
+    _option("--export", type=Names(), default="", help="MPI: variables for all ranks, beside those of libraries."),
+    _option(
+        "--verify/--no-verify",
+        default=True,
+        show_default=True,
+        help="MPI: start the program only when every host has its ranks.",
+    ),
 )
 
 
@@ -137,6 +171,8 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         if options.dry_run:
             click.echo(shlex.join(command.argv))
             return ExitCode.PASS
+        if command.mpi:
+            return _start_mpi(options, command, host)
         if not topology.single_node:
             wait_for_master(topology, host, timeout_s=options.rendezvous_timeout)
         supervised = os.getpid() == 1 if options.supervise is None else options.supervise
@@ -162,9 +198,10 @@ def prepare(
         raise ConfigurationError(topology.errors)
     for finding in topology.findings:
         get_logger().warning(finding.message, code=finding.code, hint=finding.hint)
-    decision = decide_nproc(options, topology, environ, host)
-    name, command = plan(options, topology, decision, script=script, environ=environ)
+    job = read_job(options, topology, script, environ, host)
+    name, command = build(job, options.launcher)
     if name != "python" or topology.runtime == "torch":
+        decision = job.nproc
         log = get_logger().warning if decision.warning else get_logger().info
         log("number of processes", nproc=decision.value, reason=decision.reason, omp_num_threads=decision.omp_threads)
     if command.note:
@@ -172,35 +209,66 @@ def prepare(
     return topology, command
 
 
-def plan(
-    options: LaunchOptions,
-    topology: Topology,
-    decision: Decision,
-    *,
-    script: tuple[str, ...],
-    environ: Mapping[str, str],
-) -> tuple[str, Command]:
-    """Return the launcher's name and its command."""
+def read_job(
+    options: LaunchOptions, topology: Topology, script: tuple[str, ...], environ: Mapping[str, str], host: Host
+) -> Job:
+    """
+    Return all that a launcher needs to know.
+
+    Raises:
+        AgentError: this node cannot do what was asked, or an MPI job has no hostfile or no mpirun.
+    """
     python = options.python or sys.executable
-    job = Job(
+    mpi = _read_mpi(options, topology, script, environ, python=python)
+    return Job(
         topology=topology,
-        nproc=decision,
+        nproc=decide_nproc(options, topology, environ, host, mpi),
         script=script,
         environ=environ,
         python=python,
         torchrun=find_torchrun(python, environ),
         rendezvous_timeout_s=options.rendezvous_timeout,
         keep_pet_env=options.keep_pet_env,
+        mpi=mpi,
     )
-    return build(job, options.launcher)
 
 
-def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host) -> Decision:
-    """Return the number of processes for this node; JAX and plain commands have one."""
-    asked, variable = topology.nproc, "PET_NPROC_PER_NODE"
+def _read_mpi(
+    options: LaunchOptions, topology: Topology, script: tuple[str, ...], environ: Mapping[str, str], *, python: str
+) -> Plan | None:
+    """Return what an MPI job is made of; a controller of another kind knows better than a variable of the image."""
+    if options.launcher not in ("mpirun", AUTO):
+        return None
+    if options.launcher == AUTO and not (topology.runtime == "plain" and is_mpi(script, environ)):
+        return None
+    from trainer_agent.mpi.prepare import read_plan
+
+    return read_plan(
+        script, environ, python=python, path=options.hostfile, exports=options.export, verified=options.verify
+    )
+
+
+def decide_nproc(
+    options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host, mpi: Plan | None = None
+) -> Decision:
+    """Return the number of processes for this node, in an MPI job for each; JAX and plain commands have one."""
+    asked, variable = topology.nproc, "--nproc" if topology.runtime == "xgboost" else "PET_NPROC_PER_NODE"
     if options.nproc is not None:
         asked, variable = _asked(options.nproc), "--nproc"
-    elif topology.runtime != "torch" and options.launcher != "torchrun":
+    if mpi:
+        from trainer_agent.mpi.slots import decide_slots
+
+        return decide_slots(
+            mpi.hosts,
+            hostname=topology.hostname,
+            asked=asked,
+            find=lambda: find_accelerators(host, environ),
+            cpus=read_limits(host).cpus,
+            policy=Policy(options.nproc_policy),
+            allow_cpu=options.allow_cpu_fallback,
+            omp_set=omp_is_set(environ),
+        )
+    if options.nproc is None and not _by_devices(options, topology):
         return Decision(1, f"1 process: the runtime is {topology.runtime}")
     return decide(
         asked,
@@ -211,6 +279,13 @@ def decide_nproc(options: LaunchOptions, topology: Topology, environ: Mapping[st
         allow_cpu=options.allow_cpu_fallback,
         omp_set=omp_is_set(environ),
     )
+
+
+def _by_devices(options: LaunchOptions, topology: Topology) -> bool:
+    """Whether the devices decide; in an XGBoost job Trainer has counted them, and says so in a product only."""
+    if topology.runtime == "xgboost" and options.launcher == AUTO:
+        return True
+    return topology.runtime == "torch" or options.launcher in ("torchrun", "xgboost")
 
 
 def _asked(text: str) -> int | str:
@@ -244,6 +319,19 @@ def _become(command: Command) -> int:
         os.execvpe(command.argv[0], command.argv, dict(command.env))  # noqa: S606  # becoming the user's command is the job
     except OSError as error:
         raise cannot_start(command.argv, error) from error
+
+
+def _start_mpi(options: LaunchOptions, command: Command, host: Host) -> int:
+    """Start mpirun as its parent: only a parent can tell the ranks on all hosts to end, and give them time."""
+    from trainer_agent.mpi.start import Waits, start_mpi
+    from trainer_agent.mpi.workers import Access
+
+    assert command.mpi is not None  # noqa: S101  # the caller has looked
+    if options.supervise is False:
+        get_logger().warning("--exec is not for MPI jobs: their launcher stays as the parent of mpirun")
+    waits = Waits(options.rendezvous_timeout, options.grace)
+    message, ended = start_mpi(command.mpi, waits, Access(options.ssh_key, options.host_keys), host)
+    return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 
 
 def _supervise(options: LaunchOptions, command: Command, topology: Topology, host: Host) -> int:

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
     from trainer_agent.topology import Topology
 
 LAUNCHERS = {
     "accelerate": "trainer_agent.launchers.accelerate",
     "tune": "trainer_agent.launchers.tune",
+    "mpirun": "trainer_agent.launchers.mpirun",
     "torchrun": "trainer_agent.launchers.torchrun",
+    "xgboost": "trainer_agent.launchers.xgboost",
+    "jax": "trainer_agent.launchers.jax",
     "python": "trainer_agent.launchers.python",
 }
 AUTO = "auto"
@@ -36,6 +40,7 @@ class Job:
         python: the training environment's interpreter.
         torchrun: words that start torchrun there.
         rendezvous_timeout_s: how long the nodes wait for each other.
+        mpi: what an MPI job is made of, None for any other.
     """
 
     topology: Topology
@@ -46,6 +51,7 @@ class Job:
     torchrun: tuple[str, ...]
     rendezvous_timeout_s: float
     keep_pet_env: bool = False
+    mpi: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,14 @@ class Command:
         env: its complete environment.
         elastic_agent: whether torchrun is in it, so that its events tell about the ranks.
         note: something the user should know about the choice.
+        mpi: for a command that has to wait for workers before it can be known in full.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     elastic_agent: bool = False
     note: str = ""
+    mpi: Plan | None = field(default=None, repr=False)
 
 
 def build(job: Job, name: str = AUTO) -> tuple[str, Command]:

@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
@@ -51,8 +51,23 @@ class Ended:
     elapsed_s: float
 
 
+class Companion(Protocol):
+    """Somebody who can end the command more gently than a signal to it."""
+
+    def start(self, pid: int) -> None:
+        """Learn that the command has started."""
+
+    def stop(self, signum: int) -> bool:
+        """Pass a stopping signal on; return whether that is enough, so that the command needs none."""
+
+
 def supervise(
-    argv: Sequence[str], env: Mapping[str, str], *, grace_s: float, feed: Callable[[bytes], bool] | None = None
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    grace_s: float,
+    feed: Callable[[bytes], bool] | None = None,
+    companion: Companion | None = None,
 ) -> Ended:
     """
     Run a command to its end.
@@ -64,13 +79,14 @@ def supervise(
     Raises:
         FatalError: the command cannot be started.
     """
-    return _Supervisor(grace_s, feed).run(argv, env)
+    return _Supervisor(grace_s, feed, companion).run(argv, env)
 
 
 class _Supervisor:
-    def __init__(self, grace_s: float, feed: Callable[[bytes], bool] | None) -> None:
+    def __init__(self, grace_s: float, feed: Callable[[bytes], bool] | None, companion: Companion | None) -> None:
         self.grace_s = grace_s
         self.feed = feed
+        self.companion = companion
         self.child = 0
         self.status: int | None = None
         self.signum = 0
@@ -85,6 +101,8 @@ class _Supervisor:
         try:
             adopt_orphans()
             pump = self._start(argv, env)
+            if self.companion:
+                self.companion.start(self.child)
             while self.status is None:
                 self._step(waited)
             self._sweep()
@@ -130,6 +148,8 @@ class _Supervisor:
             get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
             self.signum = self.signum or signum
             self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
+            if self.companion and self.companion.stop(signum):
+                return
         with suppress(ProcessLookupError):
             os.kill(self.child, signum)
 

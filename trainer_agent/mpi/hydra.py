@@ -1,0 +1,44 @@
+"""MPICH and Intel MPI, whose mpirun is the same program, hydra, with variables of different names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer_agent.mpi.plan import kept
+from trainer_agent.mpi.settings import REPLACED
+from trainer_agent.mpi.words import HOSTFILES, name_of
+
+if TYPE_CHECKING:
+    from trainer_agent.mpi.plan import Place, Plan
+
+PINNING = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL")
+
+
+def ssh_args(_plan: Plan) -> tuple[str, ...]:
+    """Return the words for ssh that stand in the user's own command, where hydra has no place for them."""
+    return ()
+
+
+def argv(plan: Plan, place: Place) -> tuple[str, ...]:
+    """Return the command, with the user's own options after ours."""
+    asked = plan.asked
+    words = [asked.program, "-f", place.hostfile]
+    if place.interface and not asked.has("iface", "localhost"):
+        words += ["-iface", place.interface]  # else workers look for the launcher by a name that DNS may not have
+    for number, part in enumerate(asked.parts):
+        words += [":"] * bool(number)
+        words += [word for option in part.options if name_of(option[0]) not in HOSTFILES for word in option]
+        words += [*plan.shim, *part.command]
+    return tuple(words)
+
+
+def env(plan: Plan, place: Place) -> dict[str, str]:
+    """Return mpirun's environment, all of which it hands to the ranks (MPICH forgets some when given a -genvlist)."""
+    own = {name: plan.environ[name] for name in kept(plan) if name not in REPLACED}
+    words = " ".join(place.ssh_args)
+    if plan.implementation.kind == "mpich":
+        return {**own, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": words}
+    own |= {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": words}
+    if not any(name in own for name in PINNING):
+        own["I_MPI_PIN"] = "0"  # else the visible cores are divided among the ranks, whatever the pod's quota
+    return own

@@ -1,0 +1,186 @@
+"""
+What mpirun starts for every rank: it tells the launcher that it is here, and runs the user's program when told to.
+
+    python -IS -c <this text> PROGRAM ARGUMENT...
+
+Sent as text, so that a worker needs Python alone, 3.8 or newer. The user's program is a child in a process group of its
+own, so that a signal to the group of the rank comes to it once, through us. When mpirun kills us, a guard kills that
+group, as mpirun cannot know of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+
+VARIABLE = "TRAINER_AGENT_RANKS"  # address, port and secret of the launcher
+CONNECT_S = 60.0
+# A launcher whose node is gone is noticed after 30 s: idle seconds, seconds between probes, probes.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPED = 128 + signal.SIGTERM
+NOT_STARTED = 127  # as shells say it
+PR_SET_PDEATHSIG = 1
+
+
+def number(*names: str) -> int:
+    """Return the first of these variables that is a number, -1 without."""
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), -1)
+
+
+class Rank:
+    """One rank: the connection to the launcher, and the user's program."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.child = self.guard = self.lifeline = 0
+        self.told = b""
+        self.stopping = self.terminated = False
+        self.leave = threading.Event()
+
+    def say(self, **facts: object) -> None:
+        """Tell the launcher something, as long as there is one."""
+        with suppress(OSError):
+            self.link.sendall(json.dumps(facts).encode() + b"\n")
+
+    def order(self) -> list[str]:
+        """Return the launcher's next order in words, none when it is gone."""
+        while b"\n" not in self.told:
+            more = b""
+            with suppress(OSError):
+                more = self.link.recv(4096)
+            if not more:
+                return []
+            self.told += more
+        line, _, self.told = self.told.partition(b"\n")
+        return line.decode().split()
+
+    def start(self, argv: list[str]) -> None:
+        """Start the user's program."""
+        libc = ctypes.CDLL(None)
+        lifeline, self.lifeline = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        for signum in PASSED_ON:
+            signal.signal(signum, self.pass_on)
+        self.child = os.fork()
+        if not self.child:
+            become(libc, argv)
+        self.guard = os.fork()
+        if not self.guard:
+            stand_guard(self.child, lifeline)
+        os.close(lifeline)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+
+    def wait(self) -> int:
+        """Return how the program has ended, when nothing of its group is left."""
+        os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)  # while it is a zombie, nobody else gets its number
+        os.killpg(self.child, signal.SIGKILL)
+        status = os.waitpid(self.child, 0)[1]
+        os.write(self.lifeline, b"done")
+        os.waitpid(self.guard, 0)
+        return status
+
+    def pass_on(self, signum: int, _frame: object = None) -> None:
+        """Hand on a signal that did not come from the launcher, and let it know."""
+        self.stopping |= signum in ENDING
+        self.say(signalled=int(signum))
+        self.shoot(signum)
+
+    def shoot(self, signum: int) -> None:
+        """Send the program a signal; SIGTERM once, though launcher and worker may both be told to end."""
+        if signum == signal.SIGTERM and self.terminated:
+            return
+        self.terminated |= signum == signal.SIGTERM
+        with suppress(ProcessLookupError):
+            os.kill(self.child, signum)
+
+    def obey(self) -> None:
+        """Do what the launcher says until it says nothing more."""
+        while order := self.order():
+            if order == ["leave"]:
+                self.leave.set()
+            else:
+                self.stopping |= order[0] == "stop"
+                self.shoot(int(order[1]))
+        self.leave.set()
+
+
+def become(libc: ctypes.CDLL, argv: list[str]) -> None:
+    """In the child: become the user's program, which must not outlive us."""
+    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    os.setpgid(0, 0)
+    for signum in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606  # becoming the user's program is the job
+    except OSError as error:
+        sys.stderr.write(f"cannot start {argv[0]!r} on {socket.gethostname()}: {error.strerror}\n")
+        sys.stderr.flush()
+    os._exit(NOT_STARTED)
+
+
+def stand_guard(child: int, lifeline: int) -> None:
+    """In a process of its own: wait for the end of our parent, and kill the program's group where it was killed."""
+    os.setsid()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # pathlib would double what a rank costs to start
+        if int(name) != lifeline:  # whoever waits for the end of one of these must not wait for us
+            with suppress(OSError):
+                os.close(int(name))
+    if not os.read(lifeline, 4):
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def end(status: int) -> None:
+    """End as the program has ended, so that mpirun sees what we saw."""
+    if os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one to look at
+        if signum != signal.SIGKILL:
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+        os._exit(128 + signum)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def main(argv: list[str]) -> None:
+    """Say who we are, wait for the word, run the program, say how it ended."""
+    if VARIABLE not in os.environ:
+        sys.exit(f"{VARIABLE} is not set on {socket.gethostname()}: mpirun did not hand it on; use --no-verify")
+    host, port, token = os.environ.pop(VARIABLE).split()
+    try:
+        link = socket.create_connection((host, int(port)), CONNECT_S)
+    except OSError as error:
+        sys.exit(f"{socket.gethostname()} cannot reach the launcher at {host} port {port}: {error}")
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
+    rank = Rank(link)
+    who = number("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+    size = number("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    rank.say(token=token, rank=who, size=size, host=socket.gethostname())
+    order = rank.order()
+    if order != ["go"]:
+        sys.exit(STOPPED if order else 1)
+    rank.start(argv)
+    threading.Thread(target=rank.obey, daemon=True).start()
+    status = rank.wait()
+    rank.say(ended=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+    if rank.stopping:  # mpirun kills all others as soon as one has ended, in the middle of their checkpoints
+        rank.leave.wait()
+    end(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
