@@ -137,3 +137,45 @@ def test_who_holds_a_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         holder = _holder(server.getsockname()[1])
     assert holder.endswith(f"(pid {os.getpid()})")
+
+
+@pytest.fixture
+def tracker():
+    """Return a listening socket, as XGBoost's tracker is one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def dmlc(rank, port):
+    environ = {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_TASK_ID": str(rank),
+        "DMLC_TRACKER_URI": "m",
+        "DMLC_TRACKER_PORT": str(port),
+    }
+    return read_topology(environ, hostname="box")
+
+
+def test_a_tracker_that_answers(tmp_path, tracker):
+    """XGBoost's other workers start when the tracker listens, wherever the name has led before."""
+    topology = dmlc(1, tracker.getsockname()[1])
+    assert (0.0, []) == wait(tmp_path, topology, ["127.0.0.1"])
+    assert (1.0, []) == wait(tmp_path, topology, [["127.0.0.2"], ["127.0.0.2"], ["127.0.0.1"]])
+
+
+def test_a_tracker_that_never_answers(tmp_path, tracker):
+    """XGBoost itself would give up after 6 s; the agent says what it waits for, and where to look."""
+    port = tracker.getsockname()[1]
+    tracker.close()
+    with structlog.testing.capture_logs() as logs, pytest.raises(RetryError) as gave_up:
+        wait_for_master(dmlc(1, port), FakeHost(tmp_path, names_at={"m": ["127.0.0.1"]}), timeout_s=15)
+    message = f"no tracker answers at DMLC_TRACKER_URI=m DMLC_TRACKER_PORT={port} after 15 s"
+    hint = "look at the pod of task 0: it has to run, and its script to start XGBoost's tracker at this port"
+    error = gave_up.value
+    assert ("tracker-silent", message, hint) == (error.code, error.message, error.hint)
+    assert ["waiting for the tracker to answer"] == [line["event"] for line in logs]
+
+
+def test_the_worker_that_runs_the_tracker_does_not_wait_for_it(tmp_path):
+    """Its port must be free."""
+    assert (0.0, []) == wait(tmp_path, dmlc(0, 29500), [MINE])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError, RetryError
@@ -17,6 +19,7 @@ PAUSE_S = 0.5
 LOOKUP_S = 10.0  # two attempts of glibc's 5 s
 # A headless service of Kubernetes has a TTL of 30 s; until then the name may still lead to the pod before this one.
 STALE_NAME_S = 60.0
+CONNECT_S = 5.0
 
 
 class NameNeverCameError(RetryError):
@@ -52,6 +55,18 @@ class PortTakenError(RetryError):
         )
 
 
+class TrackerSilentError(RetryError):
+    """Nobody listens where XGBoost's tracker should be."""
+
+    def __init__(self, topology: Topology, *, waited_s: float) -> None:
+        place = f"DMLC_TRACKER_URI={topology.master_addr} DMLC_TRACKER_PORT={topology.master_port}"
+        super().__init__(
+            "tracker-silent",
+            f"no tracker answers at {place} after {waited_s:.0f} s",
+            hint="look at the pod of task 0: it has to run, and its script to start XGBoost's tracker at this port",
+        )
+
+
 class PortForbiddenError(FatalError):
     """The kernel does not let this user listen on the master port."""
 
@@ -67,6 +82,8 @@ def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None
     """
     Return when rank 0's name resolves, and on rank 0 leads here with its port free.
 
+    XGBoost's workers try to reach their tracker for 6 s only, so on other nodes that is waited for, too.
+
     Raises:
         RetryError: not within `timeout_s` seconds; the message says what was missing.
         FatalError: the port is one that this user may not open.
@@ -74,6 +91,9 @@ def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None
     wait = _Wait(topology, host, timeout_s)
     while True:
         addresses = wait.resolve()
+        if topology.runtime == "xgboost" and topology.node_rank != 0 and not _answers(addresses, topology.master_port):
+            wait.silent(topology)
+            continue
         if topology.node_rank != 0 or topology.rdzv_backend not in ("static", "jax"):
             return
         if addresses and _is_ours(topology, host, addresses):
@@ -89,6 +109,13 @@ def _is_ours(topology: Topology, host: Host, addresses: list[str]) -> bool:
     if "EACCES" in claims:
         raise PortForbiddenError(variable, port)
     return "free" in claims
+
+
+def _answers(addresses: list[str], port: int) -> bool:
+    for address in addresses:
+        with suppress(OSError), socket.create_connection((address, port), CONNECT_S):
+            return True
+    return False
 
 
 class _Wait:
@@ -118,6 +145,10 @@ class _Wait:
             self.stale_since = self.host.monotonic() - self.started
         what = f"the master's name to lead here instead of {', '.join(addresses)}"
         self._pause(min(self.timeout_s, self.stale_since + STALE_NAME_S), error, what=what, last=error.message)
+
+    def silent(self, topology: Topology) -> None:
+        error = TrackerSilentError(topology, waited_s=self.timeout_s)
+        self._pause(self.timeout_s, error, what="the tracker to answer", last=error.message)
 
     def _left(self, timeout_s: float) -> float:
         return self.started + timeout_s - self.host.monotonic()

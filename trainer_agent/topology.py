@@ -18,6 +18,12 @@ MAX_PORT = 65535
 POD_NAME = re.compile(r"^(?P<job>.+)-node-[0-9]+-(?P<index>[0-9]{1,9})(-[a-z0-9]{5})?$")
 # What the jax runtime of Trainer injects; JAX has many more variables, which users set in jobs of any kind.
 JAX_NAMES = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
+# What the xgboost runtime of Trainer injects, without DMLC_NUM_WORKER, which jobs with parameter servers have too.
+DMLC_NAMES = ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID")
+# Which variables say how many there are and where rank 0 listens; torch's own are the default.
+COUNTS = {"JAX": "JAX_NUM_PROCESSES", "DMLC": "DMLC_NUM_WORKER"}
+MASTERS = {"jax": "JAX_COORDINATOR_ADDRESS", "xgboost": "DMLC_TRACKER_URI"}
+PORTS = {"PET_MASTER_ADDR": "PET_MASTER_PORT", "DMLC_TRACKER_URI": "DMLC_TRACKER_PORT"}
 NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")  # the words that torchrun knows
 
 
@@ -27,8 +33,9 @@ class Topology:
     The shape of a job as one node sees it.
 
     Args:
-        runtime: `torch`, `jax`, or `plain` when nothing was injected.
-        min_nodes, max_nodes: equal unless the job is elastic (`PET_NNODES=1:4`).
+        runtime: `torch`, `jax`, `xgboost`, or `plain` when nothing was injected.
+        min_nodes, max_nodes: equal unless the job is elastic (`PET_NNODES=1:4`); for XGBoost the number of workers,
+            as nothing says how many nodes there are when each has several GPUs.
         node_rank: this node's rank, 0..max_nodes-1.
         nproc: processes on this node as asked for: a number, one of `NPROC_WORDS`, or None when nobody asked.
         master_addr, master_port: where rank 0 listens; the address is empty on a single node.
@@ -62,15 +69,15 @@ class Topology:
     @property
     def master_variable(self) -> str:
         """The variable that says where rank 0 listens."""
-        if self.runtime == "jax":
-            return "JAX_COORDINATOR_ADDRESS"
+        if self.runtime in MASTERS:
+            return MASTERS[self.runtime]
         endpoint = any(s.name == "PET_RDZV_ENDPOINT" and s.value for s in self.settings)
         return "PET_RDZV_ENDPOINT" if endpoint else "PET_MASTER_ADDR"
 
     @property
     def port_variable(self) -> str:
         """The variable that holds rank 0's port."""
-        return "PET_MASTER_PORT" if self.master_variable == "PET_MASTER_ADDR" else self.master_variable
+        return PORTS.get(self.master_variable, self.master_variable)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -83,6 +90,8 @@ def read_topology(environ: Mapping[str, str], *, hostname: str) -> Topology:
     reader = _TopologyReader(environ, environ.get("HOSTNAME", "").strip() or hostname)
     if any(name in environ for name in JAX_NAMES) and "PET_NNODES" not in environ:
         return reader.jax()
+    if any(name in environ for name in DMLC_NAMES) and "PET_NNODES" not in environ:
+        return reader.dmlc()
     return reader.torch()
 
 
@@ -133,6 +142,24 @@ class _TopologyReader:
             )
         self._check_rank("JAX_PROCESS_ID", rank, nodes)
         return self._topology("jax", (nodes, nodes), rank, nproc=1, master=host, port=port, backend="jax")
+
+    def dmlc(self) -> Topology:
+        effect = "workers of the whole job: one for each node, or for each GPU"
+        workers = self._integer("DMLC_NUM_WORKER", default=1, low=1, effect=effect)
+        rank = self._integer("DMLC_TASK_ID", default=0, low=0, effect="this node's rank")
+        address = self.reader.get("DMLC_TRACKER_URI", effect="where worker 0 runs the tracker") or ""
+        name, effect = "DMLC_TRACKER_PORT", "port of the tracker"
+        port = self._integer(name, default=DEFAULT_PORT, low=1, high=MAX_PORT, effect=effect)
+        address = address.strip("[]")
+        if workers > 1 and not address:
+            self._error(
+                "master-addr-missing",
+                f"DMLC_TRACKER_URI is empty although DMLC_NUM_WORKER={workers}",
+                "set it to the name of the pod with task 0, as the xgboost runtime of Trainer does",
+            )
+        self._check_rank("DMLC_TASK_ID", rank, workers)
+        nodes = (workers, workers)
+        return self._topology("xgboost", nodes, rank, nproc=None, master=address, port=port, backend="static")
 
     def _topology(
         self,
@@ -279,9 +306,9 @@ class _TopologyReader:
             self._rank_outside(name, rank, max_nodes)
 
     def _rank_outside(self, name: str, rank: int, max_nodes: int) -> None:
-        if not any(n.startswith("PET_") or n in JAX_NAMES for n in self.environ):
+        if not any(n.startswith("PET_") or n in (*JAX_NAMES, *DMLC_NAMES) for n in self.environ):
             return  # `pet-missing` says it better
-        count = "JAX_NUM_PROCESSES" if name.startswith("JAX_") else "PET_NNODES"
+        count = COUNTS.get(name.partition("_")[0], "PET_NNODES")
         wanted = f"0..{max_nodes - 1}" if max_nodes > 1 else "0"
         self._error(
             "rank-outside-nnodes",

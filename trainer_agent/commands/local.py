@@ -33,7 +33,17 @@ GOOD = (ExitCode.PASS, ExitCode.WARN)  # a node with warnings goes on
 READ_BYTES = 1 << 16
 TIMELINE = "timeline.jsonl"
 # The controller would inject none of these; they would reach every node from the user's shell.
-FOREIGN = ("PET_", "JAX_", "JOB_COMPLETION_INDEX", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+FOREIGN = (
+    "PET_",
+    "JAX_",
+    "DMLC_",
+    "JOB_COMPLETION_INDEX",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -1,0 +1,169 @@
+"""
+Run a command several times at once, each time with other values of some variables.
+
+    python -m trainer_agent.launchers.several --each RANK=4,5 --each CUDA_VISIBLE_DEVICES=0,1 -- python train.py
+
+Launchers put this before the user's command where one container has to hold several processes. It ends with the exit
+code of the one that failed first, and nothing of the others is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from trainer_agent import log
+from trainer_agent.errors import AgentError
+from trainer_agent.launchers.supervise import FORWARDED, NO_DEADLINE_S, STOPPING, cannot_start
+from trainer_agent.process import adopt_orphans, children_left, exit_code, kill_descendants, signal_name, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MODULE = "trainer_agent.launchers.several"
+# After one has failed, the others wait for it in vain: they get this long to end by themselves.
+GRACE_S = 5.0
+LOG_FORMAT = "TRAINER_AGENT_LOG_FORMAT"
+
+
+def words(each: Mapping[str, Sequence[str]], argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that runs `argv` once for every position in the lists of `each`."""
+    flags = [word for name, values in each.items() for word in ("--each", f"{name}={','.join(values)}")]
+    # -P: the user's directory, where we are started, may hold a signal.py.
+    return (sys.executable, "-P", "-m", MODULE, *flags, "--", *argv)
+
+
+def several(
+    argv: Sequence[str], env: Mapping[str, str], each: Mapping[str, Sequence[str]], *, grace_s: float = GRACE_S
+) -> int:
+    """
+    Run `argv` once for every position in the lists of `each`; return 0, or the exit code of what failed first.
+
+    Signals go to all. After one has failed, the others get SIGTERM, and SIGKILL after the grace; after a stopping
+    signal from outside they may take as long as they need, as whoever sent it counts the grace.
+
+    Raises:
+        FatalError: the command cannot be started.
+    """
+    return _Several(argv, env, each, grace_s=grace_s).run()
+
+
+class _Several:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], each: Mapping[str, Sequence[str]], *, grace_s: float
+    ) -> None:
+        self.argv = argv
+        self.copies = [dict(zip(each, values, strict=True)) for values in zip(*each.values(), strict=True)]
+        self.env = env
+        self.grace_s = grace_s
+        self.running: dict[int, int] = {}
+        self.failed: tuple[int, int] | None = None
+        self.stopping = False
+        self.deadline = float("inf")
+
+    def run(self) -> int:
+        waited = {*FORWARDED, signal.SIGCHLD}
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+        try:
+            adopt_orphans()
+            self._start()
+            while self.running:
+                self._step(waited)
+        finally:
+            if children_left():
+                kill_descendants()
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        if self.failed is None:
+            return 0
+        index, status = self.failed
+        log.get_logger().error(f"the process with {self._name(index)} {_how(status)}")
+        return exit_code(status)
+
+    def _start(self) -> None:
+        for index, own in enumerate(self.copies):
+            try:
+                process = spawn(self.argv, env={**self.env, **own})
+            except OSError as error:
+                raise cannot_start(self.argv, error) from error
+            process.returncode = 0  # we reap it ourselves, with everybody else's orphans
+            self.running[process.pid] = index
+
+    def _name(self, index: int) -> str:
+        """What a process differs in first, such as DMLC_TASK_ID=4."""
+        return "=".join(next(iter(self.copies[index].items())))
+
+    def _step(self, waited: set[signal.Signals]) -> None:
+        left = min(NO_DEADLINE_S, max(0.0, self.deadline - time.monotonic()))
+        info = signal.sigtimedwait(waited, left)
+        if info is None:
+            if time.monotonic() >= self.deadline:
+                self.deadline = float("inf")
+                kill_descendants()
+        elif info.si_signo == signal.SIGCHLD:
+            self._reap()
+        else:
+            self.stopping = self.stopping or info.si_signo in STOPPING
+            self._send(info.si_signo)
+
+    def _send(self, signum: int) -> None:
+        for pid in self.running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def _reap(self) -> None:
+        """Collect what has ended; of those that failed in one moment, what a signal killed is the cause."""
+        failed = []
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                index = self.running.pop(ended[0], None)
+                if index is not None and ended[1]:
+                    failed.append((not os.WIFSIGNALED(ended[1]), index, ended[1]))
+        if failed and self.failed is None:
+            self.failed = min(failed)[1:]
+            if self.running and not self.stopping:
+                log.get_logger().warning("one process failed, ending the others", grace_s=self.grace_s)
+                self.deadline = time.monotonic() + self.grace_s
+                self._send(signal.SIGTERM)
+
+
+def _how(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the command line says; errors become one line of the log."""
+    argv, each = _parse(arguments)
+    log.configure(os.environ, form=os.environ.get(LOG_FORMAT, "auto"))
+    try:
+        return several(argv, os.environ, each)
+    except AgentError as error:
+        log.get_logger().error(error.message, code=error.code, hint=error.hint, exit_code=int(error.exit_code))
+        return int(error.exit_code)
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Sequence[str], dict[str, list[str]]]:
+    parser = argparse.ArgumentParser(prog=MODULE, usage="%(prog)s --each NAME=A,B [--each …] -- COMMAND…")
+    parser.add_argument("--each", action="append", required=True, type=_pair)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    each = dict(parser.parse_args(arguments[:end]).each)
+    argv = arguments[end + 1 :]
+    if not argv or len({len(values) for values in each.values()}) > 1:
+        parser.error("wanted as many values in every --each, then -- and a command")
+    return argv, each
+
+
+def _pair(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=A,B")
+    return name, values.split(",")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
