@@ -104,7 +104,10 @@ def test_a_number_of_processes_that_is_none(value):
         ),
         (("--rendezvous-timeout", "inf", "t.py"), "inf is not a number of seconds."),
         (("--rendezvous-timeout", "0", "t.py"), "0.0 is not in the range x>=1."),
-        (("--launcher", "mpi", "t.py"), "'mpi' is not one of 'auto', 'accelerate', 'tune', 'torchrun', 'python'."),
+        (
+            ("--launcher", "mpi", "t.py"),
+            "'mpi' is not one of 'auto', 'accelerate', 'tune', 'mpirun', 'torchrun', 'xgboost', 'jax', 'python'.",
+        ),
         (("--nope", "t.py"), "No such option"),
     ],
 )
@@ -255,3 +258,15 @@ def test_find_torchrun(tmp_path):
     assert (str(tmp_path / "path/torchrun"),) == find_torchrun(python, environ)
     (tmp_path / "venv/torchrun").touch(mode=0o755)
     assert (str(tmp_path / "venv/torchrun"),) == find_torchrun(python, environ)
+
+
+def test_a_command_that_ends_well_when_it_is_told_to_has_not_finished():
+    """A job that was preempted must not look as if it were done."""
+    script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    words = (*AGENT, "launch", "--supervise", "--", "sh", "-c", script)
+    with subprocess.Popen(words, env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.readline() == b"ready\n"
+        run.terminate()
+        _, err = run.communicate(timeout=20)
+    assert 143 == run.returncode
+    assert ("training ended", "stopped by SIGTERM") in events(err.decode(), "event", "reason")

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) -> dict[str, Any]:
     """Return exit code and reason of a supervised run, with the first failing rank and its last words."""
-    if ended.code == 0:
-        return {"exit_code": 0, "reason": "finished"}
-    if ended.signum:
+    if ended.signum:  # also where the command then ends with 0: it has saved what it had, and has not finished
         killed = " and was killed after the grace" if ended.killed else ""
         return {
             "exit_code": 128 + ended.signum,
             "reason": f"stopped by {signal_name(ended.signum)}{killed}",
             "host": hostname,
         }
+    if ended.code == 0:
+        return {"exit_code": 0, "reason": "finished"}
     if autopsy.never_met:
         hint = (
             "a node is missing, has another PET_NNODES, or has a rank that exists twice; see the other pods of this job"
