@@ -20,6 +20,7 @@ CATALOGUE = {
     "rdma": "preflight_checks.rdma:rdma",
     "clock": "preflight_checks.clock:clock",
     "rendezvous-dns": "preflight_checks.rendezvous_dns:rendezvous_dns",
+    "mpi": "preflight_checks.mpi:mpi",
     "storage": "preflight_checks.storage:storage",
     "kube-api": "preflight_checks.kube_api:kube_api",
     "roll-call": "preflight_checks.roll_call:roll_call",

@@ -147,9 +147,18 @@ def test_devices_of_warnings_and_of_wrong_configurations_are_no_suspects():
     assert [] == suspected(elsewhere("no kernels", Action.STOP, gpus=[GPU3]), warned)
 
 
-def test_evidence_of_other_kinds_names_nobody():
+def test_a_failure_that_names_other_nodes_is_theirs():
+    """The launcher of an MPI job finds out about its hosts, and is none of them."""
+    other = elsewhere("no device", nodes=[{"name": "job-node-0-2", "node_rank": 2}])
+    found = suspects([result("mpi", Status.FAIL, Action.RESCHEDULE, other)], hostname="launcher", node_rank=0)
+
+    assert [Suspect("node", "job-node-0-2", 2, "no device")] == found
+
+
+@pytest.mark.parametrize("nodes", [2, ["a"], [{"name": "a"}], [{"name": "", "node_rank": 1}], [{"node_rank": 1}]])
+def test_evidence_of_other_kinds_names_nobody(nodes):
     """Somebody else's check may mean anything by these names."""
-    odd = elsewhere("odd", gpus=8, nics=["mlx5_0"])
+    odd = elsewhere("odd", gpus=8, nics=["mlx5_0"], nodes=nodes)
 
     assert [("node", "worker-3", "odd")] == suspected(odd)
 

@@ -19,7 +19,7 @@ FAILS = {"PET_NNODES": "0"}
 UNREACHABLE = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
 GPU = ["gpu-count", "gpu-health", "gpu-memory", "gpu-link", "gpu-clocks", "driver-cuda"]
 WORK = ["cuda", "gemm", "bandwidth", "nccl-loopback", "torchrun-smoke"]
-HOST = ["rdma", "clock", "rendezvous-dns", "storage", "kube-api"]
+HOST = ["rdma", "clock", "rendezvous-dns", "mpi", "storage", "kube-api"]
 GANG = ["roll-call", "consistency", "collective"]
 OURS = ["environment", "cgroup", "shm", "limits", *GPU, *WORK, *HOST, *GANG]
 

@@ -82,6 +82,7 @@ class Options:
         running: names of the checks that run; empty when that is not known.
         python: the interpreter of the training environment, which has torch; empty for the one that runs this.
         gang: whether all nodes of the job meet.
+        scope: `node` where other nodes are to be left alone, else `gang`.
     """
 
     profile: str = "standard"
@@ -93,6 +94,7 @@ class Options:
     running: tuple[str, ...] = ()
     python: str = ""
     gang: bool = False
+    scope: str = "gang"
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,22 @@ def suspects(results: Iterable[CheckResult], *, hostname: str, node_rank: int) -
     """
     Name this node when a failure asks to go elsewhere, then its GPUs and NICs that failures name, the worst first.
 
-    A fault of the configuration is nobody's.
+    A failure that names other nodes is theirs, not this one's. A fault of the configuration is nobody's.
     """
-    asked = [f for r in results if r.status is Status.FAIL for f in r.findings if f.action is Action.RESCHEDULE]
+    found = [f for r in results if r.status is Status.FAIL for f in r.findings if f.action is Action.RESCHEDULE]
+    others = [Suspect("node", *node, f.message) for f in found for node in _other_nodes(f)]
+    return [*_own([f for f in found if not _other_nodes(f)], hostname, node_rank), *others]
+
+
+def _other_nodes(finding: Finding) -> list[tuple[str, int]]:
+    """Return name and rank of the nodes that a finding names."""
+    listed = finding.evidence.get("nodes")
+    named = [n for n in listed if isinstance(n, dict)] if isinstance(listed, list) else []
+    return [(str(n["name"]), n["node_rank"]) for n in named if n.get("name") and isinstance(n.get("node_rank"), int)]
+
+
+def _own(asked: Sequence[Finding], hostname: str, node_rank: int) -> list[Suspect]:
+    """Return this node and its devices."""
     if not asked:
         return []
     reasons: dict[_Device, list[str]] = {}

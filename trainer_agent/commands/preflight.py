@@ -290,6 +290,7 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
         budget_s=budget_s(options),
         python=options.python or "",
         gang=_meets(options, topology),
+        scope=options.scope or "gang",
     )
     return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
 
