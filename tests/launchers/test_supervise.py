@@ -26,6 +26,16 @@ feed = (lambda line: b"hidden" not in line) if feeding == "feed" else None
 ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)
 print(json.dumps(dataclasses.asdict(ended)))
 """
+# With a companion, who says what it hears, and whether it is enough.
+WITH_COMPANION = """
+class Companion:
+    def start(self, pid):
+        print("started", pid, flush=True)
+    def stop(self, signum):
+        print("asked", signum, flush=True)
+        return {enough}
+ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed, companion=Companion())
+"""
 # A command says that it is ready, then does what the test wants.
 READY = "import os, signal, subprocess, sys, threading; say = lambda: (print('ready', flush=True)); "
 GRACEFUL = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
@@ -48,8 +58,10 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def start(code, *, grace=10.0, feed="none"):
-    argv = [sys.executable, "-c", DRIVER, str(grace), feed, sys.executable, "-c", code]
+def start(code, *, grace=10.0, feed="none", companion=None):
+    alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
+    driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
+    argv = [sys.executable, "-c", driver, str(grace), feed, sys.executable, "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(argv, **pipes)
 
@@ -183,3 +195,66 @@ def test_cannot_start_names_the_command():
     """Only the program is named, its arguments may be secret."""
     error = cannot_start(("train", "--token", "x"), OSError(7, "Argument list too long"))
     assert "cannot start 'train': Argument list too long" == error.message
+
+
+def told(driver):
+    """Return the pid that the companion was told, when the command is ready."""
+    lines = sorted(driver.stdout.readline().split() for _ in range(2))
+    assert ["ready"] == lines[0]
+    return int(lines[1][1])
+
+
+def test_a_companion_that_is_not_enough():
+    """It is told who the command is and what it should do; then the command gets the signal as well."""
+    code = READY + GRACEFUL + "print(os.getpid(), flush=True); " + WAIT
+    with start(code, companion=False) as driver:
+        lines = sorted(driver.stdout.readline() for _ in range(3))
+        assert f"started {lines[0]}" == lines[2]
+        driver.send_signal(signal.SIGTERM)
+        ended, printed, _ = finish(driver)
+    assert (Ended(7, 15, killed=False, reaped=0, elapsed_s=0.0), ["asked 15", "saved"]) == (ended, printed)
+
+
+def test_a_companion_that_is_enough():
+    """The command gets no signal, as the companion lets it end by itself: here, by ending it."""
+    with start(READY + GRACEFUL + WAIT, companion=True) as driver:
+        pid = told(driver)
+        driver.send_signal(signal.SIGTERM)
+        assert "asked 15\n" == driver.stdout.readline()
+        psutil.Process(pid).send_signal(signal.SIGINT)
+        ended, printed, _ = finish(driver)
+    assert ((130, 15, False), []) == ((ended.code, ended.signum, ended.killed), printed)
+
+
+def test_a_companion_does_not_prolong_the_grace():
+    """Whatever it promised."""
+    with start(READY + WAIT, companion=True, grace=0.2) as driver:
+        told(driver)
+        driver.send_signal(signal.SIGTERM)
+        ended, printed, _ = finish(driver)
+    assert ((137, 15, True), ["asked 15"]) == ((ended.code, ended.signum, ended.killed), printed)
+
+
+def test_a_companion_hears_only_of_the_end():
+    """SIGUSR1 is the command's, each stopping signal is told."""
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(5)); "
+    with start(READY + handler + WAIT, companion=True) as driver:
+        told(driver)
+        driver.send_signal(signal.SIGHUP)
+        assert "asked 1\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        assert "asked 15\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGUSR1)
+        ended, printed, _ = finish(driver)
+    assert (Ended(5, 1, killed=False, reaped=0, elapsed_s=0.0), []) == (ended, printed)
+
+
+def test_a_companion_of_a_command_that_cannot_start():
+    """It hears nothing of it."""
+
+    class Companion:
+        def start(self, pid):
+            raise AssertionError(pid)
+
+    with pytest.raises(FatalError, match="cannot start"):
+        supervise(["no-such-command"], {"PATH": "/bin"}, grace_s=1, companion=Companion())

@@ -143,8 +143,7 @@ def prepare(
     key = keys.find_key(options.ssh_key, home)
     if key is None:
         raise keys.no_key(home)
-    copy = keys.copy_key(key, folder)
-    public = keys.public_key(copy)
+    copy, public = keys.copy_key(key, folder)
     authorized = find_authorized_keys(options.authorized_keys, key) or _made(folder, public)
     variables, left_out = session_environment(environ, version)
     if left_out:

@@ -11,6 +11,7 @@ from trainer_agent.mpi.words import HOSTFILES, name_of
 if TYPE_CHECKING:
     from trainer_agent.mpi.plan import Place, Plan
 
+HOST_LISTS = ("hosts", "host", "H")
 PINNING = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL")
 
 
@@ -22,7 +23,9 @@ def ssh_args(_plan: Plan) -> tuple[str, ...]:
 def argv(plan: Plan, place: Place) -> tuple[str, ...]:
     """Return the command, with the user's own options after ours."""
     asked = plan.asked
-    words = [asked.program, "-f", place.hostfile]
+    words = [asked.program]
+    if not asked.values(*HOST_LISTS):  # MPICH refuses both
+        words += ["-machinefile", place.hostfile]  # with -f Intel MPI takes the cores for the slots
     if place.interface and not asked.has("iface", "localhost"):
         words += ["-iface", place.interface]  # else workers look for the launcher by a name that DNS may not have
     for number, part in enumerate(asked.parts):

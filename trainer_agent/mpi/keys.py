@@ -69,9 +69,9 @@ def private_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def copy_key(key: Path, folder: Path) -> Path:
+def copy_key(key: Path, folder: Path) -> tuple[Path, str]:
     """
-    Return a copy in `folder` that ssh and sshd accept, with mode 0600.
+    Return a copy in `folder` that ssh and sshd accept, with mode 0600, and its public key as `public_key` has it.
 
     Raises:
         FatalError: it cannot be read, or is no private key without a passphrase, or OpenSSH refuses this user.
@@ -81,8 +81,7 @@ def copy_key(key: Path, folder: Path) -> Path:
     copy = folder / NAME
     # Somebody's editor may have put CRs, or left out the last newline, without which OpenSSH reads no key.
     write_private(copy, text.replace(b"\r\n", b"\n").rstrip(b"\n") + b"\n")
-    public_key(copy, named=key)
-    return copy
+    return copy, public_key(copy, named=key)
 
 
 def public_key(copy: Path, *, named: Path | None = None) -> str:

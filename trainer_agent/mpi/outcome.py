@@ -48,7 +48,7 @@ def outcome(
         return {"exit_code": int(ExitCode.FATAL), "code": found.code, "reason": found.message, "hint": found.hint}
     if world and not world.began:
         return _never_began(plan, ended, autopsy, world, remote=remote or {}, ssh_args=ssh_args)
-    if ended.code == 0:
+    if ended.code == 0 or (world and world.hung):
         return {"exit_code": 0, "reason": "finished"}
     failure = autopsy.failure(ended.code)
     after = ", after all ranks had ended with 0" if world and world.ended_well else ""

@@ -22,8 +22,8 @@ from contextlib import suppress
 
 VARIABLE = "TRAINER_AGENT_RANKS"  # address, port and secret of the launcher
 CONNECT_S = 60.0
-# A launcher whose node is gone is noticed after 30 s: idle seconds, seconds between probes, probes.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+# A launcher whose node is gone is noticed after 60 s: idle seconds, seconds between probes, probes.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4))
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPED = 128 + signal.SIGTERM
@@ -75,18 +75,28 @@ class Rank:
             become(libc, argv)
         self.guard = os.fork()
         if not self.guard:
-            stand_guard(self.child, lifeline)
+            stand_guard(self.child, lifeline, self.link)
         os.close(lifeline)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 
     def wait(self) -> int:
-        """Return how the program has ended, when nothing of its group is left."""
-        os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)  # while it is a zombie, nobody else gets its number
+        """Return how the program has ended, -n for signal n, when nothing of its group is left; it stays a zombie."""
+        found = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
         os.killpg(self.child, signal.SIGKILL)
-        status = os.waitpid(self.child, 0)[1]
         os.write(self.lifeline, b"done")
         os.waitpid(self.guard, 0)
-        return status
+        assert found  # noqa: S101  # None is for those who do not wait
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def end(self, code: int) -> None:
+        """End as the program has ended, so that mpirun sees what we saw."""
+        os.waitpid(self.child, 0)  # not before: a late signal must not meet another process of its number
+        if code < 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one to look at
+            if code != -signal.SIGKILL:
+                signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(abs(code) + 128 * (code < 0))
 
     def pass_on(self, signum: int, _frame: object = None) -> None:
         """Hand on a signal that did not come from the launcher, and let it know."""
@@ -128,29 +138,19 @@ def become(libc: ctypes.CDLL, argv: list[str]) -> None:
     os._exit(NOT_STARTED)
 
 
-def stand_guard(child: int, lifeline: int) -> None:
-    """In a process of its own: wait for the end of our parent, and kill the program's group where it was killed."""
+def stand_guard(child: int, lifeline: int, link: socket.socket) -> None:
+    """In a process of its own: wait for our parent's end; where it was killed, say so and kill its program's group."""
     os.setsid()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # pathlib would double what a rank costs to start
-        if int(name) != lifeline:  # whoever waits for the end of one of these must not wait for us
+        if int(name) not in (lifeline, link.fileno()):  # whoever waits for the end of one of these must not wait for us
             with suppress(OSError):
                 os.close(int(name))
     if not os.read(lifeline, 4):
+        with suppress(OSError):
+            link.send(b'{"killed": true}\n')
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
     os._exit(0)
-
-
-def end(status: int) -> None:
-    """End as the program has ended, so that mpirun sees what we saw."""
-    if os.WIFSIGNALED(status):
-        signum = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one to look at
-        if signum != signal.SIGKILL:
-            signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
-        os._exit(128 + signum)
-    os._exit(os.WEXITSTATUS(status))
 
 
 def main(argv: list[str]) -> None:
@@ -175,11 +175,11 @@ def main(argv: list[str]) -> None:
         sys.exit(STOPPED if order else 1)
     rank.start(argv)
     threading.Thread(target=rank.obey, daemon=True).start()
-    status = rank.wait()
-    rank.say(ended=-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+    code = rank.wait()
+    rank.say(ended=code)
     if rank.stopping:  # mpirun kills all others as soon as one has ended, in the middle of their checkpoints
         rank.leave.wait()
-    end(status)
+    rank.end(code)
 
 
 if __name__ == "__main__":

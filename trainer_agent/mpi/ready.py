@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainer_agent.errors import RetryError
 from trainer_agent.log import get_logger
 from trainer_agent.mpi.census import listed
+from trainer_agent.mpi.sshd import BANNER, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,6 @@ AT_A_TIME = 64
 TRY_S = 5.0
 PAUSE_S = 0.2
 PROGRESS_S = 10.0
-BANNER = b"SSH-2.0"
 
 
 class WorkersMissingError(RetryError):
@@ -70,8 +69,7 @@ def wait_for_sshd(addresses: Mapping[str, str], port: int, host: Host, *, timeou
 def greeting_missing(address: str, *, port: int, timeout_s: float) -> str:
     """Return why there is no sshd at an address, nothing where there is one."""
     try:
-        with socket.create_connection((address, port), timeout_s) as link:
-            said = link.recv(256)
+        said = first_line(address, port, timeout_s=timeout_s)
     except TimeoutError:
         return f"{address} port {port} gives no answer"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How ssh is called: by which port, with which key, and whether the host keys of the workers can be checked."""
+"""How ssh is called: by which port, with which key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.log import get_logger
-from trainer_agent.mpi.census import listed
 from trainer_agent.mpi.keys import without_libraries
 
 if TYPE_CHECKING:
@@ -18,10 +16,8 @@ if TYPE_CHECKING:
 
 ALIAS = "trainjob"  # all workers share one host key, so one line of known_hosts serves them all
 CONFIG_S = 10.0
-SCAN_S = 5
 # Refused connections are tried again this often, one second apart: a worker may restart.
 ATTEMPTS = 10
-CHECKS = ("auto", "strict", "off")
 
 
 @dataclass(frozen=True)
@@ -73,82 +69,6 @@ def arguments(own: Sequence[str], *, port: int, key: Path | None, known_hosts: P
         options += ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"]
     identity = ("-o", "IdentitiesOnly=yes", "-i", str(key)) if key else ()
     return (*own, *(word for option in options for word in ("-o", option)), "-p", str(port), *identity)
-
-
-def strangers(
-    public: str, addresses: Mapping[str, str], *, port: int, environ: Mapping[str, str]
-) -> dict[str, str] | None:
-    """
-    Return the hosts whose host key is not `public`, with what they show instead; None where that cannot be asked.
-
-    Args:
-        addresses: of each host by its name.
-    """
-    kind = public.partition(" ")[0]
-    asked = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa")
-    words = ("ssh-keyscan", "-T", str(SCAN_S), "-p", str(port), "-t", asked, *addresses.values())
-    try:
-        done = run(words, environ, timeout_s=SCAN_S * 4)
-    except FatalError:
-        return None
-    shown = dict(_shown(line) for line in done.stdout.splitlines() if len(line.split()) > 2 and line[0] != "#")
-    return {
-        name: shown.get(address, f"no {asked} key")
-        for name, address in addresses.items()
-        if shown.get(address) != " ".join(public.split()[:2])
-    }
-
-
-def _shown(line: str) -> tuple[str, str]:
-    """Return address and key of a line of ssh-keyscan, which writes `[address]:port` where the port is not 22."""
-    where, kind, key = line.split()[:3]
-    return where.partition("]")[0].lstrip("["), f"{kind} {key}"
-
-
-def known_hosts(
-    check: str,
-    public: str,
-    addresses: Mapping[str, str],
-    *,
-    port: int,
-    folder: Path,
-    environ: Mapping[str, str],
-) -> Path | None:
-    """
-    Return a file that holds the workers' host key, None where it is not to be checked.
-
-    Args:
-        check: `strict`: every worker must show the shared key; `auto`: that, unless no worker does, as sshd of most
-            images has a key of the image; `off`.
-        public: the shared key, empty where there is none.
-
-    Raises:
-        FatalError: some workers show the shared key and some do not; or, with `strict`, not all do.
-    """
-    if check == "off" or not public:
-        if check == "strict":
-            raise FatalError("mpi-key-absent", "there is no shared key to check host keys against", hint=STRICT_HINT)
-        return None
-    if check == "auto":
-        others = strangers(public, addresses, port=port, environ=environ)
-        if others is None or len(others) == len(addresses):
-            get_logger().info("host keys are not checked: the workers' sshd does not use the job's key")
-            return None
-        if others:
-            raise _foreign(others)
-    path = folder / "known_hosts"
-    path.write_text(f"{ALIAS} {public}\n")
-    return path
-
-
-STRICT_HINT = "run `trainer-agent worker` as the workers' command, or choose --host-keys auto"
-
-
-def _foreign(others: Mapping[str, str]) -> FatalError:
-    names = listed(list(others))
-    message = f"the sshd of {names} does not show the key that the other workers share"
-    hint = "make sure that no pod of another job has this name or address, or choose --host-keys off"
-    return FatalError("mpi-host-key-differs", message, hint=hint)
 
 
 def run(words: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:

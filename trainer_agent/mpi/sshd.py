@@ -117,17 +117,27 @@ def version_in(text: str) -> tuple[int, int] | None:
 
 def banner(address: str, port: int, *, timeout_s: float) -> str | None:
     """Return what an sshd says first, such as `SSH-2.0-OpenSSH_9.2`; None when nobody says that in time."""
-    deadline = time.monotonic() + timeout_s
-    said = b""
     try:
-        with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            while b"\n" not in said and len(said) < LONGEST_BANNER:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                chunk = connection.recv(LONGEST_BANNER)
-                if not chunk:
-                    break
-                said += chunk
+        line = first_line(address, port, timeout_s=timeout_s)
     except OSError:
         return None
-    line = said.partition(b"\n")[0].strip()
     return line.decode(errors="replace") if line.startswith(BANNER) else None
+
+
+def first_line(address: str, port: int, *, timeout_s: float) -> bytes:
+    """
+    Return what a server says first, of its own accord; nothing where it hangs up.
+
+    Raises:
+        OSError: nobody is there; a TimeoutError where somebody is and says nothing.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    with socket.create_connection((address, port), timeout=timeout_s) as connection:
+        while b"\n" not in said and len(said) < LONGEST_BANNER:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = connection.recv(LONGEST_BANNER)
+            if not chunk:
+                break
+            said += chunk
+    return said.partition(b"\n")[0].strip()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer_agent.addresses import wait_for_addresses
 from trainer_agent.hostfile import render
 from trainer_agent.mpi import keys, ssh
+from trainer_agent.mpi.host_keys import known_hosts
 from trainer_agent.mpi.network import interface_of, own_address
 from trainer_agent.mpi.plan import Place
 from trainer_agent.mpi.ready import wait_for_sshd
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Access:
-    """How ssh may be used: `key` is the private key's path or None, `check` one of `ssh.CHECKS`."""
+    """How ssh may be used: `key` is the private key's path or None, `check` `auto`, `strict` or `off`."""
 
     key: str | None = None
     check: str = "auto"
@@ -77,9 +78,8 @@ def _ssh_words(
     if not remote:
         return plan.ssh_args
     key = keys.find_key(access.key, plan.environ.get("HOME", ""))
-    copy = keys.copy_key(key, folder) if key else None
-    public = keys.public_key(copy) if copy else ""
+    copy, public = keys.copy_key(key, folder) if key else (None, "")
     port = ssh.port_of(plan.ssh_args, next(iter(remote.values())), plan.environ)
     wait_for_sshd(remote, port, host, timeout_s=left_s)
-    known = ssh.known_hosts(access.check, public, remote, port=port, folder=folder, environ=plan.environ)
+    known = known_hosts(access.check, public, remote, port=port, folder=folder, environ=plan.environ)
     return ssh.arguments(plan.ssh_args, port=port, key=copy, known_hosts=known)

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 LINE_BYTES = 4096
 BACKLOG = 4096
-# A connection whose host is gone ends after this: idle seconds, seconds between probes, probes.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+# A connection whose host is gone ends after 60 s, which outlasts a restart of the network plugin: idle seconds,
+# seconds between probes, probes.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4))
 # mpirun ends the other ranks of a job when one has failed; MPICH's does not when that one never called MPI_Init.
 FAILED_S = 2.0
 # Ranks are killed this long before mpirun would be, so that mpirun still sees them end.
 KILL_MARGIN_S = 2.0
+TEARDOWN_S = 60.0  # from the end of the last rank; Open MPI 5's mpirun may then hang for ever
 LEAVE_S = 1.0  # what killed ranks take to say so
 MPIRUN_S = 5.0  # from SIGTERM to SIGKILL for an mpirun whose ranks never came
 CLOSE_S = 1.0  # for what ranks said before mpirun ended; strangers may go on for ever
@@ -76,12 +78,14 @@ class World:
         wanted: who has to come before the user's program starts.
         start_s: seconds for that, from the start of mpirun.
         grace_s: seconds from the word to end to SIGKILL.
+        teardown_s: seconds that mpirun may take to end when all ranks have.
     """
 
-    def __init__(self, wanted: Expected, *, start_s: float, grace_s: float) -> None:
+    def __init__(self, wanted: Expected, *, start_s: float, grace_s: float, teardown_s: float = TEARDOWN_S) -> None:
         self.census = Census(wanted)
         self.start_s = start_s
         self.grace_s = grace_s
+        self.teardown_s = teardown_s
         self.token = secrets.token_hex(16)
         self.listener = _listen()
         self.port = self.listener.getsockname()[1]
@@ -94,7 +98,7 @@ class World:
         self.mpirun = 0
         self.started = 0.0
         self.closing = 0.0
-        self.stopping = False
+        self.stopping = self.failing = self.hung = False
         self.deleted = ""  # the host whose ranks were told to end first, where it was not us who told them
         self.due: list[tuple[float, Callable[[], None]]] = []
         self.selector = selectors.DefaultSelector()
@@ -219,6 +223,8 @@ class World:
                 return self._welcome(member, said)
             if "ended" in said:
                 self._ended(member, int(said["ended"]))
+            if "killed" in said:
+                self._killed(member)
             if "signalled" in said:
                 self._signalled(member, int(said["signalled"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
@@ -255,7 +261,14 @@ class World:
         member.ended = code
         if code and self.loss is None:
             self._lose(member, code)
+        if self.ended_well:
+            self._later(self.teardown_s, self._end_hung)
         self._dismiss_if_all_ended()
+
+    def _end_hung(self) -> None:
+        self.hung = True
+        get_logger().warning("mpirun does not end although all ranks have", seconds=self.teardown_s)
+        self._end_mpirun()
 
     def _signalled(self, member: Member, signum: int) -> None:
         """A rank was told to end by others than us: its pod is being deleted, and the job ends with it."""
@@ -283,7 +296,17 @@ class World:
     def _lose(self, member: Member, code: int | None) -> None:
         rank = member.rank or 0
         self.loss = Loss(rank, self.census.host(rank), code)
-        if not self.stopping:  # nobody has told it to end
+        self._end_the_others()
+
+    def _killed(self, member: Member) -> None:
+        """Somebody killed the shim, and its host lives: mpirun does that when it ends a job, and knows why."""
+        member.ended = -signal.SIGKILL
+        self._end_the_others()
+        self._dismiss_if_all_ended()
+
+    def _end_the_others(self) -> None:
+        if not (self.stopping or self.failing):  # else they have been told to end
+            self.failing = True
             self._later(FAILED_S, partial(self._tell_all, signal.SIGTERM))
             self._later(FAILED_S + self.grace_s, partial(self._tell_all, signal.SIGKILL))
             self._later(FAILED_S + self.grace_s + MPIRUN_S, self._end_mpirun)

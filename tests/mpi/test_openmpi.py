@@ -1,0 +1,167 @@
+"""Open MPI's command: hosts, ssh and variables by words that versions 4 and 5 understand."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_agent.hostfile import Entry, Hostfile
+from trainer_agent.mpi import words
+from trainer_agent.mpi.implementation import Implementation
+from trainer_agent.mpi.openmpi import argv, env, ssh_args
+from trainer_agent.mpi.plan import SHIM, Place, Plan
+
+HOSTS = Hostfile((Entry("n-0.job", 2),))
+PLACE = Place("/shm/hostfile", ("-o", "A=b", "-p", "22"))
+SSH = ("--mca", "plm_rsh_args", "-o A=b -p 22")
+FQDN = ("--mca", "orte_keep_fqdn_hostnames", "true")
+RANKS = ("-x", "TRAINER_AGENT_RANKS")
+START = ("python3", "-IS", str(SHIM))
+
+
+def plan(line, *, version="5.0.11", environ=None, **settings):
+    asked = words.parse(line.split() if isinstance(line, str) else line)
+    return Plan(Implementation("openmpi", version), HOSTS, asked, (), "python3", environ or {}, **settings)
+
+
+@pytest.mark.parametrize(
+    "line, settings, expected",
+    [
+        ("mpirun app", {}, ("--hostfile", "/shm/hostfile", *SSH, "--bind-to", "none", *RANKS, *START, "app")),
+        ("mpirun app", {"verified": False}, ("--hostfile", "/shm/hostfile", *SSH, "--bind-to", "none", "app")),
+        (
+            "mpirun app",
+            {"version": "4.1.4", "root": True},
+            (
+                *("--allow-run-as-root", "--hostfile", "/shm/hostfile", *SSH, *FQDN, "--bind-to", "none", *RANKS),
+                *(*START, "app"),
+            ),
+        ),
+        (
+            "mpirun --allow-run-as-root --hostfile /etc/mpi/hostfile -np 4 bash -c true",
+            {"root": True},
+            (
+                *("--hostfile", "/shm/hostfile", *SSH, "--bind-to", "none", *RANKS),
+                *("--allow-run-as-root", "-np", "4", *START, "bash", "-c", "true"),
+            ),
+        ),
+        (
+            "mpirun --bind-to core --mca plm_rsh_args -v --mca btl tcp --machinefile=h app",
+            {},
+            ("--hostfile", "/shm/hostfile", *SSH, *RANKS, "--bind-to", "core", "--mca", "btl", "tcp", *START, "app"),
+        ),
+        (
+            "mpirun -np 1 -hostfile a x : -np 2 -hostfile b y z",
+            {},
+            (
+                *("--hostfile", "/shm/hostfile", *SSH, "--bind-to", "none", *RANKS),
+                *("-np", "1", *START, "x", ":", "-np", "2", *START, "y", "z"),
+            ),
+        ),
+        (
+            "mpirun -x A -x NCCL_DEBUG=INFO app",
+            {"environ": {"A": "1", "NCCL_DEBUG": "WARN", "UCX_TLS": "tcp"}},
+            (
+                *("--hostfile", "/shm/hostfile", *SSH, "--bind-to", "none", "-x", "UCX_TLS", *RANKS),
+                *("-x", "A", "-x", "NCCL_DEBUG=INFO", *START, "app"),
+            ),
+        ),
+        (
+            "mpirun --hostfile h --new --allow-run-as-root --bind-to none app",
+            {"root": True, "verified": False},
+            ("--hostfile", "/shm/hostfile", *SSH, "--new", "--allow-run-as-root", "--bind-to", "none", "app"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_command(line, settings, expected):
+    """Ours first, the user's own after it; what both say is said once, and hostfiles are ours."""
+    assert ("mpirun", *expected) == argv(plan(line, **settings), PLACE)
+
+
+def test_no_words_for_ssh():
+    """Where all ranks are here, nothing is said of ssh."""
+    assert "plm_rsh_args" not in argv(plan("mpirun app"), Place("/h", ()))
+
+
+@pytest.mark.parametrize("word", ["--bind-to core", "--bind-to=core", "--bind-to-socket", "--cpu-set 1", "-rf file"])
+def test_a_user_who_binds(word):
+    """Whoever says where his ranks run knows why."""
+    assert "none" not in argv(plan(f"mpirun {word} app"), PLACE)
+
+
+ENVIRON = {
+    "PATH": "/bin",
+    "LD_LIBRARY_PATH": "/lib",
+    "NCCL_DEBUG": "INFO",
+    "OMP_NUM_THREADS": "2",
+    "MASTER_PORT": "29500",
+    "PYTHONPATH": "/src",
+    "CUDA_HOME": "/cuda",
+    "HF_TOKEN": "secret",
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HOSTNAME", "HOME", "MINE", "OTHER"), "x"),
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "KUBERNETES_PORT": "tcp://10.0.0.1:443",
+}
+ALWAYS = ["CUDA_HOME", "HF_TOKEN", "LD_LIBRARY_PATH", "MASTER_PORT", "NCCL_DEBUG", "OMP_NUM_THREADS"]
+ALWAYS += ["PATH", "PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    "exports, more", [((), []), (("MINE", "ABSENT"), ["MINE"]), (("CUDA_VISIBLE_DEVICES",), ["CUDA_VISIBLE_DEVICES"])]
+)
+def test_what_ranks_get(exports, more):
+    """What libraries and the user want; nothing that belongs to the launcher's pod unless the user insists."""
+    command = argv(plan("mpirun app", environ=ENVIRON, exports=exports), PLACE)
+    handed_on = [name for before, name in itertools.pairwise(command) if before == "-x"]
+    assert [*sorted([*ALWAYS, *more]), "TRAINER_AGENT_RANKS"] == handed_on
+
+
+def test_no_value_stands_in_the_command():
+    """Command lines can be read by everybody."""
+    assert "secret" not in " ".join(argv(plan("mpirun app", environ=ENVIRON), PLACE))
+
+
+def test_its_environment():
+    """mpirun has all that we have, but for the controllers' words that it would read differently by version."""
+    controllers = {"OMPI_MCA_orte_default_hostfile": "/h", "OMPI_MCA_plm_rsh_args": "-v", "PRTE_MCA_plm_ssh_args": "-v"}
+    kept = {"OMPI_MCA_btl": "tcp", **ENVIRON}
+    assert kept == env(plan("mpirun app", environ={**kept, **controllers}), PLACE)
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("mpirun app", ()),
+        ("mpirun --mca plm_rsh_args -v app", ("-v",)),
+        ("mpirun --mca btl tcp --prtemca plm_ssh_args -4 app", ("-4",)),
+        (("mpirun", "--mca", "plm_rsh_args", "-p 2222 -v", "app"), ("-p", "2222", "-v")),
+        ("mpirun --mca=plm_rsh_args app", ()),
+    ],
+)
+def test_the_users_words_for_ssh(line, expected):
+    """They are taken out of his command and come before ours."""
+    assert expected == ssh_args(plan(line))
+
+
+OPTIONS = st.sampled_from(
+    [
+        *(("-np", "2"), ("--report-bindings",), ("-x", "A"), ("--mca", "btl", "self"), ("--map-by", "node")),
+        *(("--hostfile", "h"), ("--machinefile=h",)),
+        *(("--mca", "plm_rsh_args", "-v"), ("--prtemca", "plm_ssh_args", "-v")),
+    ]
+)  # fmt: skip
+COMMAND = st.lists(st.sampled_from(["app", "--hostfile", "h", "-x", "plm_rsh_args", "--"]), max_size=4)
+
+
+@given(st.lists(st.tuples(st.lists(OPTIONS, max_size=4), COMMAND), min_size=1, max_size=3))
+def test_the_users_words_survive(parts):
+    """All of them and in their order, but for hostfiles and words for ssh; the program's words are never touched."""
+    line, left = ["mpirun"], []
+    for number, (options, command) in enumerate(parts):
+        kept = [each for each in options if "h" not in each[1:] and "=h" not in each[0] and "-v" not in each]
+        line += [":"] * bool(number) + [word for each in options for word in each] + ["run", *command]
+        left += [":"] * bool(number) + [word for each in kept for word in each] + [*START, "run", *command]
+    command = argv(plan(line), PLACE)
+    assert left == list(command[len(command) - len(left) :])
+    assert 1 == command[: len(command) - len(left)].count("--hostfile")
