@@ -111,6 +111,8 @@ def _summary(topology: Topology, nproc: int) -> str:
     processes = "1 process" if nproc == 1 else f"{nproc} processes"
     if topology.runtime == "plain":
         return f"no job: this machine alone, {processes}"
+    if topology.runtime == "mpi":
+        return f"mpi: {processes} here; the hostfile has the hosts"
     nodes = f"{topology.min_nodes} to {topology.max_nodes}" if topology.elastic else str(topology.max_nodes)
     return f"{topology.runtime}: nodes {nodes}, this one has rank {topology.node_rank}, {processes} here"
 

@@ -184,3 +184,25 @@ def test_torchruns_words_for_processes(word):
     """What torchrun counts by itself is asked for by these words."""
     shape = read_topology({"PET_NPROC_PER_NODE": word}, hostname="box")
     assert (word, ()) == (shape.nproc, shape.findings)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"},
+        {"I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile"},
+        {"HYDRA_HOST_FILE": "/etc/mpi/hostfile"},
+        {"K_MPI_JOB_ROLE": "worker", "JOB_COMPLETION_INDEX": "3"},
+    ],
+)
+def test_a_pod_of_an_mpi_job_misses_nothing(environ):
+    """It has no PET_* variables, and an index although nobody asks for its rank."""
+    found = read_topology(environ, hostname="job-node-0-3")
+
+    assert ("mpi", True, ()) == (found.runtime, found.single_node, found.findings)
+
+
+def test_torch_wins_over_what_an_image_says_of_mpi():
+    environ = {"PET_NNODES": "2", "PET_MASTER_ADDR": "a", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+
+    assert "torch" == read_topology(environ, hostname="box").runtime

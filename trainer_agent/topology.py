@@ -24,6 +24,14 @@ DMLC_NAMES = ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID")
 COUNTS = {"JAX": "JAX_NUM_PROCESSES", "DMLC": "DMLC_NUM_WORKER"}
 MASTERS = {"jax": "JAX_COORDINATOR_ADDRESS", "xgboost": "DMLC_TRACKER_URI"}
 PORTS = {"PET_MASTER_ADDR": "PET_MASTER_PORT", "DMLC_TRACKER_URI": "DMLC_TRACKER_PORT"}
+# What Trainer's MPI plugin sets in the launcher, and mpi-operator in all pods.
+MPI_NAMES = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "I_MPI_HYDRA_HOST_FILE",
+    "HYDRA_HOST_FILE",
+    "K_MPI_JOB_ROLE",
+)
 NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")  # the words that torchrun knows
 
 
@@ -33,7 +41,7 @@ class Topology:
     The shape of a job as one node sees it.
 
     Args:
-        runtime: `torch`, `jax`, `xgboost`, or `plain` when nothing was injected.
+        runtime: `torch`, `jax`, `xgboost`, `mpi`, or `plain` when nothing was injected.
         min_nodes, max_nodes: equal unless the job is elastic (`PET_NNODES=1:4`); for XGBoost the number of workers,
             as nothing says how many nodes there are when each has several GPUs.
         node_rank: this node's rank, 0..max_nodes-1.
@@ -92,6 +100,8 @@ def read_topology(environ: Mapping[str, str], *, hostname: str) -> Topology:
         return reader.jax()
     if any(name in environ for name in DMLC_NAMES) and "PET_NNODES" not in environ:
         return reader.dmlc()
+    if any(environ.get(name) for name in MPI_NAMES) and not any(name.startswith("PET_") for name in environ):
+        return reader.mpi()
     return reader.torch()
 
 
@@ -160,6 +170,10 @@ class _TopologyReader:
         self._check_rank("DMLC_TASK_ID", rank, workers)
         nodes = (workers, workers)
         return self._topology("xgboost", nodes, rank, nproc=None, master=address, port=port, backend="static")
+
+    def mpi(self) -> Topology:
+        """Of an MPI job the environment says only that it is one; the launcher's hostfile says the rest."""
+        return self._topology("mpi", (1, 1), 0, nproc=None, master="", port=0, backend="mpi")
 
     def _topology(
         self,

@@ -239,7 +239,7 @@ def _read_mpi(
     """Return what an MPI job is made of; a controller of another kind knows better than a variable of the image."""
     if options.launcher not in ("mpirun", AUTO):
         return None
-    if options.launcher == AUTO and not (topology.runtime == "plain" and is_mpi(script, environ)):
+    if options.launcher == AUTO and not (topology.runtime in ("plain", "mpi") and is_mpi(script, environ)):
         return None
     from trainer_agent.mpi.prepare import read_plan
 
