@@ -26,6 +26,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/lab/mpi_programs.py
 	$(BIN)/python -m pytest -n 2 tests
 
 bench: $(READY)
@@ -34,6 +35,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/localise.py
 	$(BIN)/python benchmarks/gang_scale.py
 	$(BIN)/python benchmarks/silent_names.py
+	$(BIN)/python benchmarks/mpi.py
 	$(BIN)/python benchmarks/fetch.py
 
 docs: $(READY)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import faults
+import mpilab
 import pytest
+from mpi_programs import IMPLEMENTATIONS, MissingError
 from podlab import Lab, LabError, eventually, missing_tools, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mpi_programs import Implementation
 
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -47,6 +51,30 @@ def lab_of_faults(lab_of: Callable[[int], Lab]) -> Callable[[int], Lab]:
     if tools:
         without(f"faults need {', '.join(tools)}")
     return lab_of
+
+
+@pytest.fixture
+def lab_of_mpi(lab_of: Callable[[int], Lab]) -> Callable[[int], Lab]:
+    """Return what builds a lab in which sshd opens sessions."""
+    if os.geteuid() != 0:
+        without("in a user namespace sshd cannot open sessions")
+    if tools := mpilab.missing_tools():
+        without(f"MPI needs {', '.join(tools)}")
+    return lab_of
+
+
+@pytest.fixture
+def implementation() -> Callable[[str], Implementation]:
+    """Return what makes an implementation of MPI ready by its name."""
+
+    def make(name: str) -> Implementation:
+        try:
+            IMPLEMENTATIONS[name].make()
+        except MissingError as error:
+            without(str(error))
+        return IMPLEMENTATIONS[name]
+
+    return make
 
 
 @pytest.fixture
