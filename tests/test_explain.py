@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trainer_agent.commands.explain import gather, render
-from trainer_agent.commands.launch import LaunchOptions
+from trainer_agent.commands.launch_options import LaunchOptions
 from trainer_agent.testing import FakeHost
 
 AGENT = (sys.executable, "-m", "trainer_agent")

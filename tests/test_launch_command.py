@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from trainer_agent.commands.launch import LaunchOptions, find_torchrun, start
+from trainer_agent.commands.launch import find_torchrun, start
+from trainer_agent.commands.launch_options import LaunchOptions
 from trainer_agent.errors import FatalError
 from trainer_agent.testing import FakeHost
 

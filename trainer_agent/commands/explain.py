@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent.cgroup import read_limits
-from trainer_agent.commands.launch import LaunchOptions, launch_options, read_job
+from trainer_agent.commands.launch import read_job
+from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host

@@ -7,8 +7,6 @@ import shlex
 import signal
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +14,11 @@ import click
 
 from trainer_agent.accelerators import find_accelerators
 from trainer_agent.cgroup import read_limits
-from trainer_agent.commands.names import Names
-from trainer_agent.commands.seconds import Seconds
+from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.env import redact_all, secrets_in, whole_number
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
 from trainer_agent.host import Host
-from trainer_agent.launchers import AUTO, LAUNCHERS, Command, Job, build
+from trainer_agent.launchers import AUTO, Command, Job, build
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
@@ -29,124 +26,16 @@ from trainer_agent.log import get_logger
 from trainer_agent.mpi.suits import is_mpi
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
-from trainer_agent.termination import TERMINATION_LOG, tell, with_tail
+from trainer_agent.termination import tell, with_tail
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from trainer_agent.mpi.plan import Plan
 
-# The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
-GRACE_S = 25.0
 # torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
 SHUTDOWN_MARGIN_S = 2
-RENDEZVOUS_TIMEOUT_S = 900.0  # torchrun's own
-HOST_KEYS = ("auto", "strict", "off")
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The options of `launch`, which `run` has too."""
-
-    launcher: str
-    nproc: str | None
-    nproc_policy: str
-    allow_cpu_fallback: bool
-    rendezvous_timeout: float
-    supervise: bool | None
-    grace: float
-    keep_pet_env: bool
-    python: str | None
-    termination_log: str | None
-    dry_run: bool
-    hostfile: str | None = None
-    ssh_key: str | None = None
-    host_keys: str = "auto"
-    export: tuple[str, ...] = ()
-    verify: bool = True
-
-
-def _option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """Return an option whose variable is TRAINER_AGENT_LAUNCH_… in every command that has it."""
-    variable = "TRAINER_AGENT_LAUNCH_" + names[0].split("/")[0].removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_envvar=True, **settings)
-
-
-OPTIONS = (
-    _option(
-        "--launcher",
-        type=click.Choice([AUTO, *LAUNCHERS]),
-        default=AUTO,
-        show_default=True,
-        help="auto: by the command and the environment.",
-    ),
-    _option("--nproc", metavar="N|auto|cpu|gpu", help="Processes on this node, instead of PET_NPROC_PER_NODE."),
-    _option(
-        "--nproc-policy",
-        type=click.Choice([str(p) for p in Policy]),
-        default=Policy.FIX.value,
-        show_default=True,
-        help="When the number does not fit the devices: fix it, trust it, or stop (strict).",
-    ),
-    _option("--allow-cpu-fallback", is_flag=True, help="Let auto mean CPUs where no accelerator is visible."),
-    _option(
-        "--rendezvous-timeout",
-        type=Seconds(min=1),
-        default=RENDEZVOUS_TIMEOUT_S,
-        show_default=True,
-        help="Seconds to wait for rank 0's name, and then for all nodes.",
-    ),
-    _option(
-        "--supervise/--exec",
-        default=None,
-        help="Stay as the parent, or be replaced by the command. Default: supervise as PID 1, exec elsewhere.",
-    ),
-    _option(
-        "--grace",
-        type=Seconds(min=0),
-        default=GRACE_S,
-        show_default=True,
-        help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
-    ),
-    _option("--keep-pet-env", is_flag=True, help="Leave torch's PET_* variables in the environment of the ranks."),
-    _option("--python", help="Interpreter of the training environment. Default: the one this program runs on."),
-    _option(
-        "--termination-log",
-        type=click.Path(dir_okay=False),
-        help=f"Where to say why a supervised run failed. Default: {TERMINATION_LOG} if it exists.",
-    ),
-    _option("--dry-run", is_flag=True, help="Print the command and exit."),
-    _option(
-        "--hostfile",
-        type=click.Path(dir_okay=False),
-        help="MPI: the hosts. Default: what the command or the environment says, then /etc/mpi/hostfile.",
-    ),
-    _option(
-        "--ssh-key",
-        type=click.Path(dir_okay=False),
-        help="MPI: the private key. Default: id_rsa in ~/.ssh, /root/.ssh or /home/mpiuser/.ssh.",
-    ),
-    _option(
-        "--host-keys",
-        type=click.Choice(HOST_KEYS),
-        default="auto",
-        show_default=True,
-        help="MPI: check that workers show the job's own key; auto: unless none of them does.",
-    ),
-    _option("--export", type=Names(), default="", help="MPI: variables for all ranks, beside those of libraries."),
-    _option(
-        "--verify/--no-verify",
-        default=True,
-        show_default=True,
-        help="MPI: start the program only when every host has its ranks.",
-    ),
-)
-
-
-def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `launch` to a command."""
-    return reduce(lambda wrapped, option: option(wrapped), reversed(OPTIONS), function)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

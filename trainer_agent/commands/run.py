@@ -14,7 +14,8 @@ import click
 from click.core import ParameterSource
 
 from trainer_agent.commands.init import init_named
-from trainer_agent.commands.launch import LaunchOptions, launch_options, start
+from trainer_agent.commands.launch import start
+from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.preflight import PreflightOptions, examine, preflight, publish
 from trainer_agent.errors import ExitCode
