@@ -15,10 +15,10 @@ def roll_call(context: Context) -> Outcome:
 
 def nobody(context: Context) -> str:
     """Return why there is nobody to meet."""
+    if context.topology.runtime not in ("torch", "plain"):
+        return "this is no job of torch"
     if context.topology.single_node:
         return "the job has one node"
     if context.topology.elastic:
         return "the job is elastic: nobody knows how many nodes will come"
-    if context.topology.runtime != "torch":
-        return "this is no job of torch"
     return "the nodes did not meet" if context.options.gang else "the nodes meet with --scope gang"

@@ -15,11 +15,12 @@ TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0
     [
         ({}, False, "the job has one node"),
         (TWO | {"PET_NNODES": "1"}, False, "the job has one node"),
+        ({"HYDRA_HOST_FILE": "/etc/mpi/hostfile"}, False, "this is no job of torch"),
         (TWO | {"PET_NNODES": "1:2"}, False, "the job is elastic: nobody knows how many nodes will come"),
         (TWO, False, "the nodes meet with --scope gang"),
         (TWO, True, "the nodes did not meet"),
     ],
-    ids=["by hand", "one node", "elastic", "scope node", "alone"],
+    ids=["by hand", "one node", "mpi", "elastic", "scope node", "alone"],
 )
 def test_it_is_skipped_with_the_reason(tmp_path, environ, gang, reason):
     assert reason == run_check(roll_call, FakeHost(tmp_path), environ=environ, options=Options(gang=gang))
