@@ -8,18 +8,11 @@ import pytest
 from podlab import eventually
 from structlog.testing import capture_logs
 
-from trainer_agent.commands.worker import (
-    check_account,
-    check_capabilities,
-    check_port,
-    find_authorized_keys,
-    find_sshd,
-    try_out,
-    version_of,
-)
+from trainer_agent.commands.worker import find_authorized_keys
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.isolation import contained
 from trainer_agent.mpi import worker
+from trainer_agent.mpi.place import check_account, check_capabilities, check_port, find_sshd, try_out, version_of
 from trainer_agent.mpi.worker import ask, end_descendants, ranks, serve
 from trainer_agent.process import adopt_orphans, children_left, descendants, spawn
 from trainer_agent.testing import FakeHost
@@ -254,7 +247,7 @@ def test_programs_of_the_system_get_no_libraries_of_the_image(tmp_path, monkeypa
 
 def test_a_program_that_hangs(tmp_path, monkeypatch):
     """Nothing waits for ever."""
-    monkeypatch.setattr("trainer_agent.commands.worker.CHECK_S", 0.1)
+    monkeypatch.setattr("trainer_agent.mpi.place.CHECK_S", 0.1)
     with pytest.raises(RetryError) as error:
         version_of(str(program(tmp_path / "sshd", "#!/bin/sh\nexec sleep 1000\n")))
     assert error.value.code == "mpi-sshd-silent"
