@@ -130,7 +130,7 @@ def test_the_wait_is_bounded():
 
 def test_nobody_to_wait_for():
     """A job whose only host is this one."""
-    wait_for_sshd({}, 22, Host(), timeout_s=0)
+    assert wait_for_sshd({}, 22, Host(), timeout_s=0) is None
 
 
 def test_progress(tmp_path):

@@ -1,12 +1,14 @@
 """Ranks on each host: the devices of the launcher's own pod where it takes part, else what is written."""
 
+from functools import partial
+
 import pytest
 
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.errors import FatalError
 from trainer_agent.hostfile import Entry, Hostfile
 from trainer_agent.mpi.slots import decide_slots, differs, own_entry
-from trainer_agent.nproc import Decision, NprocMismatchError, Policy
+from trainer_agent.nproc import Decision, NprocMismatchError, Policy, decide
 
 HOSTS = Hostfile((Entry("n-0.job", 4), Entry("launcher.job", 4)))
 MIXED = Hostfile((Entry("n-0.job", 8), Entry("launcher.job", 4)))
@@ -22,7 +24,8 @@ def never():
 
 def slots(asked=None, *, hosts=HOSTS, hostname="launcher", found=NONE, find=None, **settings):
     settings = {"cpus": 16, "policy": Policy.FIX, "allow_cpu": False, "omp_set": True, **settings}
-    return decide_slots(hosts, hostname=hostname, asked=asked, find=find or (lambda: found), **settings)
+    known = partial(decide, **settings)
+    return decide_slots(hosts, hostname=hostname, asked=asked, find=find or (lambda: found), decide=known)
 
 
 @pytest.mark.parametrize("hosts", [HOSTS, MIXED])

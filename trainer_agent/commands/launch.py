@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,30 +145,21 @@ def decide_nproc(
     asked, variable = topology.nproc, "--nproc" if topology.runtime == "xgboost" else "PET_NPROC_PER_NODE"
     if options.nproc is not None:
         asked, variable = _asked(options.nproc), "--nproc"
-    if mpi:
-        from trainer_agent.mpi.slots import decide_slots
-
-        return decide_slots(
-            mpi.hosts,
-            hostname=topology.hostname,
-            asked=asked,
-            find=lambda: find_accelerators(host, environ),
-            cpus=read_limits(host).cpus,
-            policy=Policy(options.nproc_policy),
-            allow_cpu=options.allow_cpu_fallback,
-            omp_set=omp_is_set(environ),
-        )
-    if options.nproc is None and not _by_devices(options, topology):
-        return Decision(1, f"1 process: the runtime is {topology.runtime}")
-    return decide(
-        asked,
-        find_accelerators(host, environ),
+    known = partial(
+        decide,
         cpus=read_limits(host).cpus,
-        variable=variable,
         policy=Policy(options.nproc_policy),
         allow_cpu=options.allow_cpu_fallback,
         omp_set=omp_is_set(environ),
     )
+    find = partial(find_accelerators, host, environ)
+    if mpi:
+        from trainer_agent.mpi.slots import decide_slots
+
+        return decide_slots(mpi.hosts, hostname=topology.hostname, asked=asked, find=find, decide=known)
+    if options.nproc is None and not _by_devices(options, topology):
+        return Decision(1, f"1 process: the runtime is {topology.runtime}")
+    return known(asked, find(), variable=variable)
 
 
 def _by_devices(options: LaunchOptions, topology: Topology) -> bool:

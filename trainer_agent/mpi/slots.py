@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.nproc import Decision, decide
+from trainer_agent.nproc import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer_agent.accelerators import Accelerators
     from trainer_agent.hostfile import Entry, Hostfile
-    from trainer_agent.nproc import Policy
 
 
 def decide_slots(
@@ -21,10 +21,7 @@ def decide_slots(
     hostname: str,
     asked: int | str | None,
     find: Callable[[], Accelerators],
-    cpus: float,
-    policy: Policy,
-    allow_cpu: bool,
-    omp_set: bool,
+    decide: Callable[..., Decision],
 ) -> Decision:
     """
     Return the ranks of each host, `changed` where the hostfile says something else.
@@ -35,6 +32,7 @@ def decide_slots(
     Args:
         asked: --nproc, None without.
         find: counts the devices of this pod.
+        decide: `nproc.decide` with all that this pod is known by.
 
     Raises:
         FatalError: devices are asked for on a launcher that is no host, or there are none.
@@ -46,24 +44,12 @@ def decide_slots(
     found = find()
     if asked is None and not found.count:
         return Decision(given, f"{given} on each host, as the hostfile says")
-    decision = decide(
-        own.slots if asked is None else asked,
-        found,
-        cpus=cpus,
-        variable="slots" if asked is None else "--nproc",
-        policy=policy,
-        allow_cpu=allow_cpu,
-        omp_set=omp_set,
-    )
+    written, variable = (own.slots, "slots") if asked is None else (asked, "--nproc")
+    decision = decide(written, found, variable=variable)
     if not isinstance(decision.value, int):  # only torch could count these devices
         return Decision(given, f"{given} on each host, as the hostfile says: {decision.reason}")
-    return Decision(
-        decision.value,
-        decision.reason,
-        changed=decision.value != own.slots if asked is None else differs(hosts, decision.value),
-        warning=decision.warning,
-        omp_threads=decision.omp_threads,
-    )
+    changed = decision.value != own.slots if asked is None else differs(hosts, decision.value)
+    return replace(decision, changed=changed)
 
 
 def differs(hosts: Hostfile, slots: int) -> bool:
