@@ -3,7 +3,7 @@
 import pytest
 from simulated import Gang, failed_local
 
-from trainer_agent.gang.absent import DOORS, GATHER_S, by_answer, knocked
+from trainer_agent.gang.absent import DOORS, GATHER_S, LOSSY, by_answer, knocked
 
 ONE = {"ends": 1.0}
 
@@ -80,6 +80,11 @@ def test_a_node_that_failed_is_named_though_another_goes():
             "link-lost",
             "its pod answers to rank 1; does not answer to rank 0; it reaches others, but not rank 0",
         ),
+        (
+            {0: "silent", 1: "falters"},
+            "contact-lost",
+            f"its pod answers over a way that loses packets to rank 1; does not answer to rank 0; {LOSSY}",
+        ),
     ],
 )
 def test_a_node_that_never_came(doors, code, words):
@@ -133,6 +138,8 @@ def test_a_node_that_is_gone_is_named():
         ({0: "silent", 1: "silent"}, [("node-lost", (2,))]),
         ({0: "silent", 1: "answers"}, [("link-lost", (0, 2))]),
         ({0: "silent", 1: "refuses"}, [("link-lost", (0, 2))]),
+        ({0: "silent", 1: "falters"}, [("contact-lost", (0, 2))]),
+        ({0: "falters", 1: "falters"}, [("node-lost", (2,))]),
     ],
 )
 def test_a_node_that_others_reach_has_lost_its_link_to_rank_zero(doors, codes):

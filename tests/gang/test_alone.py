@@ -53,6 +53,15 @@ def test_the_link_is_named_when_others_are_in_contact(zero):
     assert charge.finding.message.endswith("to node 1 (job-1); but node 2 (job-2) is in contact with it")
 
 
+@pytest.mark.parametrize("heard", [{0: "silent", 2: MET}, {0: "falters"}, {0: "mute", 2: LOST}])
+def test_nobody_is_named_over_ways_that_lose_packets(heard):
+    """The fault may be at this end, whatever is heard."""
+    lossy = knocks(heard) | {3: Knock("falters", {"rank": 3, "state": LOST})}
+    charge = judge(1, 4, lossy, names=NAMES, why=GONE)
+
+    assert ("contact-lost", (), (0, 1)) == (charge.finding.code, charge.culprits, charge.between)
+
+
 @pytest.mark.parametrize(
     "nnodes,heard", [(3, {0: "silent", 2: "silent"}), (4, {0: "silent", 2: "silent", 3: "silent"}), (3, {2: "silent"})]
 )

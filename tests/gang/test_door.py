@@ -4,8 +4,9 @@ import json
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from threading import Thread, Timer
 
 import pytest
 from marked import until
@@ -150,6 +151,24 @@ def test_who_is_mute_only_sometimes_is_behind_a_network_that_loses_packets():
         found = knock({0: HOST}, listener.getsockname()[1], tries=6)[0]
 
     assert Knock("silent") == found
+
+
+def test_who_answers_only_sometimes_is_behind_a_network_that_loses_packets():
+    """The kernel drops the packets of some until somebody accepts; they come again, and are answered."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(0)
+        answering = Thread(target=answer, args=(listener, 6), daemon=True)
+        Timer(0.3, answering.start).start()
+        found = knock({0: HOST}, listener.getsockname()[1], tries=6)[0]
+
+    assert Knock("falters", {"rank": 0}) == found
+
+
+def answer(listener, times):
+    for _ in range(times):
+        with suppress(OSError), listener.accept()[0] as sock:
+            sock.sendall(b'{"rank": 0}')
 
 
 def test_a_name_that_is_none_does_not_resolve(port):

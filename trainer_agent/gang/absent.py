@@ -20,6 +20,8 @@ ASK_S = 8.0  # for nodes to knock at doors, and say what came of it
 ASKED = 8  # nodes that are sent to knock
 DOORS = 16  # at which they knock
 
+LOSSY = "packets are lost, and nothing tells on which side"
+
 Heard = dict[int, str]  # what was heard at a door, by who knocked; see `Knock.answer`
 
 
@@ -50,7 +52,9 @@ def never_came(course: Course) -> Turns[None]:
         waited = f"never arrived within {course.plan.gang_timeout_s:g} s"
         text = f"{course.called(rank)} {waited}{f': {words}' if words else ''}"
         course.minutes.lingers |= bool(heard) and heard.get(0) not in REACHED
-        if heard.get(0) not in REACHED and "answers" in heard.values():
+        if heard.get(0) not in REACHED and "falters" in heard.values():
+            course.charge("roll-call", rules.CONTACT_LOST, f"{text}; {LOSSY}", between=(0, rank))
+        elif heard.get(0) not in REACHED and "answers" in heard.values():
             course.link("roll-call", rules.LINK_LOST, (0, rank), f"{text}; it reaches others, but not rank 0")
         else:
             course.charge("roll-call", rules.NODE_MISSING, text, culprits=(rank,), knocks=by_answer(heard))
@@ -84,6 +88,8 @@ def gone(course: Course) -> Turns[None]:
         text = f"{course.roll.name(node.rank)} is gone: {node.note}{f', {words}' if words else ''}"
         if node.rank not in knocks and apart:
             course.charge("roll-call", rules.CONTACT_LOST, text, between=(0, node.rank))
+        elif node.rank in apart and "falters" in knocks[node.rank].values():
+            course.charge("roll-call", rules.CONTACT_LOST, f"{text}; {LOSSY}", between=(0, node.rank))
         elif node.rank in apart:
             course.link("roll-call", rules.LINK_LOST, (0, node.rank), f"{text}; others reach it, rank 0 does not")
         else:

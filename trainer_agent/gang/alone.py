@@ -35,6 +35,9 @@ def judge(
     peers = {number: heard for number, heard in knocks.items() if number}
     met = [number for number, heard in peers.items() if heard.status.get("state") == MET]
     words = f"{names[0]} {why}{f'; its pod {zero.words}' if zero else ''}"
+    if any(heard.answer == "falters" for heard in knocks.values()):
+        text = f"{words}; packets are lost on the ways from {names[rank]}: nothing tells on which side it is"
+        return Charge("roll-call", rules.CONTACT_LOST.found(text), (), (0, rank))
     if met:
         text = f"{words} to {names[rank]}; but {', '.join(names[n] for n in met)} is in contact with it"
         suspect = Suspect("link", f"{_plain(names[0])} - {_plain(names[rank])}", 0, text)

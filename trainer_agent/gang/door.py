@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,8 @@ def _send_away(guests: dict[socket.socket, _Guest], selector: selectors.BaseSele
             del guests[sock]
 
 
-ANSWERS = ("nameless", "unresolved", "silent", "refuses", "mute", "answers")  # each tells more than those before it
+# Each tells more than those before it.
+ANSWERS = ("nameless", "unresolved", "silent", "refuses", "mute", "falters", "answers")
 REACHED = frozenset(ANSWERS[3:])
 
 
@@ -147,8 +148,8 @@ class Knock:
     What came of knocking.
 
     Args:
-        answer: `answers`, `mute` (it took the connection and said nothing), `refuses`, `silent`, `unresolved`, or
-            `nameless` when no name server answered.
+        answer: `answers`, `falters` (it answers over a way that loses packets), `mute` (it took the connection and said
+            nothing), `refuses`, `silent`, `unresolved`, or `nameless` when no name server answered.
         status: what it told.
     """
 
@@ -165,6 +166,7 @@ class Knock:
         """Return it in words, after `its pod`."""
         return {
             "answers": "answers",
+            "falters": "answers over a way that loses packets",
             "mute": "takes connections and says nothing",
             "refuses": "is there, and nobody listens",
             "silent": "does not answer",
@@ -187,11 +189,11 @@ def knock(names: Mapping[int, str], port: int, *, tries: int = 1) -> dict[int, K
 
 
 def _best(heard: Sequence[Knock]) -> Knock:
-    """Return what tells most; a process that is stuck is as mute every time, one behind a bad network is not."""
+    """Return what tells most; a good network, and a process that is stuck, are the same every time."""
     best = max(heard, key=lambda one: ANSWERS.index(one.answer))
-    if best.answer == "mute" and any(one.answer != "mute" for one in heard):
-        return Knock("silent")
-    return best
+    if all(one.answer == best.answer for one in heard):
+        return best
+    return {"mute": Knock("silent"), "answers": replace(best, answer="falters")}.get(best.answer, best)
 
 
 def _knock(rank: int, name: str, port: int) -> Knock:
@@ -210,7 +212,7 @@ def _once(rank: int, address: str, port: int) -> Knock:
     try:
         with socket.create_connection((address, port), timeout=KNOCK_S) as sock:
             heard = _heard(rank, sock, deadline)
-            return Knock("silent") if heard.answer == "mute" and _sent_again(sock) else heard
+            return _best([heard, Knock("silent")]) if _sent_again(sock) else heard
     except ConnectionRefusedError:
         return Knock("refuses")
     except OSError as error:

@@ -287,7 +287,7 @@ class Node:
             found = _verdict(knocks)
             if found:
                 return found
-            if silent and 0 in knocks and knocks[0].answer == "answers":
+            if silent and 0 in knocks and knocks[0].answer in ("falters", "answers"):
                 knocks[0] = replace(knocks[0], answer="mute", status={})
             undecided = any(heard.status.get("state") == alone.MET for heard in knocks.values())
             if time.monotonic() > deadline or not (undecided or rounds < (1 if silent else KNOCKS)):
