@@ -34,8 +34,10 @@ class Play:
         mpirun: the harmless command.
     """
 
-    def __init__(self, expected, *, start_s=30.0, grace_s=10.0, teardown_s=60.0, mpirun=("sleep", "60")):
-        self.world = World(expected, start_s=start_s, grace_s=grace_s, teardown_s=teardown_s)
+    def __init__(
+        self, expected, *, start_s=30.0, grace_s=10.0, teardown_s=60.0, first=signal.SIGTERM, mpirun=("sleep", "60")
+    ):
+        self.world = World(expected, start_s=start_s, grace_s=grace_s, teardown_s=teardown_s, first=first)
         self.mpirun = subprocess.Popen(mpirun, stdout=subprocess.PIPE)
         if mpirun[0] != "sleep":
             self.mpirun.stdout.readline()  # it says when it is ready

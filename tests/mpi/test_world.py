@@ -237,6 +237,20 @@ def test_the_grace_ends(play):
     assert 0.3 <= time.monotonic() - began < 2.3
 
 
+def test_another_signal_first(play):
+    """Programs that save at SIGUSR1 get it, and SIGTERM when the grace is nearly over; workers still say SIGTERM."""
+    job = play(1, grace_s=8.0, first=signal.SIGUSR1)
+    script = "trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    rank = job.rank(0, 1, "sh", "-c", script)
+    assert "ready\n" == rank.stdout.readline()
+    began = time.monotonic()
+    assert job.world.stop(signal.SIGTERM)
+    assert "usr1\n" == rank.stdout.readline()
+    assert time.monotonic() - began < 0.9
+    assert "term\n" == rank.stdout.readline()
+    assert 0.9 <= time.monotonic() - began < 3
+
+
 def test_the_word_to_end_before_all_are_here(play):
     """mpirun has to be told, too; the ranks that wait end, and one that comes late does not begin."""
     job = play(2)

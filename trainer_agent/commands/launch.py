@@ -210,7 +210,7 @@ def _start_mpi(options: LaunchOptions, command: Command, host: Host) -> int:
     assert command.mpi is not None  # noqa: S101  # the caller has looked
     if options.supervise is False:
         get_logger().warning("--exec is not for MPI jobs: their launcher stays as the parent of mpirun")
-    waits = Waits(options.rendezvous_timeout, options.grace)
+    waits = Waits(options.rendezvous_timeout, options.grace, signal.Signals[f"SIG{options.stop_signal}"])
     message, ended = start_mpi(command.mpi, waits, Access(options.ssh_key, options.host_keys), host)
     return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 

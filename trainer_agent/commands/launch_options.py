@@ -43,6 +43,7 @@ class LaunchOptions:
     host_keys: str = "auto"
     export: tuple[str, ...] = ()
     verify: bool = True
+    stop_signal: str = "TERM"
 
 
 def _option(*names: str, **settings: Any) -> Callable[..., Any]:
@@ -118,6 +119,13 @@ OPTIONS = (
         default=True,
         show_default=True,
         help="MPI: start the program only when every host has its ranks.",
+    ),
+    _option(
+        "--stop-signal",
+        type=click.Choice(("TERM", "USR1", "USR2")),
+        default="TERM",
+        show_default=True,
+        help="MPI: what ranks get first when we are told to end; after another one, TERM 7 s before the grace is over.",
     ),
 )
 

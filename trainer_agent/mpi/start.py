@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,15 +33,17 @@ START_S = 120.0
 @dataclass(frozen=True)
 class Waits:
     """
-    How long for what, in seconds.
+    How long for what, in seconds, and how ranks are told to end.
 
     Args:
         ready_s: until names have addresses and every sshd answers; at most as long again until all ranks are there.
         grace_s: from SIGTERM to SIGKILL.
+        first: the signal that ranks get first.
     """
 
     ready_s: float
     grace_s: float
+    first: int = signal.SIGTERM
 
 
 def start_mpi(plan: Plan, waits: Waits, access: Access, host: Host) -> tuple[dict[str, Any], Ended]:
@@ -75,7 +78,8 @@ def _verified(plan: Plan, workers: Workers, waits: Waits) -> tuple[dict[str, Any
     autopsy = Autopsy(elastic_agent=False)
     placed = plan.asked.has(*PLACEMENT)
     wanted = expected(plan.hosts, workers.addresses, count=plan.asked.count, placed=placed)
-    world = World(wanted, start_s=min(START_S, waits.ready_s), grace_s=waits.grace_s)
+    start_s = min(START_S, waits.ready_s)
+    world = World(wanted, start_s=start_s, grace_s=waits.grace_s, first=waits.first)
     try:
         environ = {**how.env(plan, workers.place), RANKS: world.variable(workers.here)}
         command = how.argv(plan, workers.place)

@@ -43,6 +43,7 @@ FAILED_S = 2.0
 # Ranks are killed this long before mpirun would be, so that mpirun still sees them end.
 KILL_MARGIN_S = 2.0
 TEARDOWN_S = 60.0  # from the end of the last rank; Open MPI 5's mpirun may then hang for ever
+TERM_MARGIN_S = 5.0  # from SIGTERM to that, for ranks that are first told by another signal
 LEAVE_S = 1.0  # what killed ranks take to say so
 MPIRUN_S = 5.0  # from SIGTERM to SIGKILL for an mpirun whose ranks never came
 CLOSE_S = 1.0  # for what ranks said before mpirun ended; strangers may go on for ever
@@ -78,13 +79,23 @@ class World:
         wanted: who has to come before the user's program starts.
         start_s: seconds for that, from the start of mpirun.
         grace_s: seconds from the word to end to SIGKILL.
+        first: what ranks get at the word to end; another one than SIGTERM is followed by that before the grace is over.
         teardown_s: seconds that mpirun may take to end when all ranks have.
     """
 
-    def __init__(self, wanted: Expected, *, start_s: float, grace_s: float, teardown_s: float = TEARDOWN_S) -> None:
+    def __init__(
+        self,
+        wanted: Expected,
+        *,
+        start_s: float,
+        grace_s: float,
+        first: int = signal.SIGTERM,
+        teardown_s: float = TEARDOWN_S,
+    ) -> None:
         self.census = Census(wanted)
         self.start_s = start_s
         self.grace_s = grace_s
+        self.first = first
         self.teardown_s = teardown_s
         self.token = secrets.token_hex(16)
         self.listener = _listen()
@@ -174,10 +185,12 @@ class World:
 
     def _stop(self, signum: int) -> None:
         """Let all ranks save what they have; none leaves before the last one, as mpirun would then kill the others."""
-        self._tell_all(signum, order="stop")
+        self._tell_all(self.first if signum == signal.SIGTERM else signum, order="stop")
         if not self.stopping:
             self.stopping = True
             left = max(0.0, self.grace_s - KILL_MARGIN_S)
+            if self.first != signal.SIGTERM:
+                self._later(max(0.0, left - TERM_MARGIN_S), partial(self._tell_all, signal.SIGTERM))
             self._later(left, partial(self._tell_all, signal.SIGKILL))
             self._later(left + LEAVE_S, self._dismiss)
         self._dismiss_if_all_ended()
