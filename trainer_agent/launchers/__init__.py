@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
@@ -91,6 +91,12 @@ def base_env(job: Job) -> dict[str, str]:
     if job.nproc.omp_threads is not None:
         env["OMP_NUM_THREADS"] = str(job.nproc.omp_threads)
     return env
+
+
+def interpreted(script: Sequence[str], python: str) -> tuple[str, ...]:
+    """Return `python SCRIPT…` for a script or an interpreter's option, else the command as it is."""
+    first = script[0]
+    return (python, *script) if is_python_file(first) or first.startswith("-") else tuple(script)
 
 
 def is_python_file(word: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_agent.launchers import Command, Job, base_env, is_python_file
+from trainer_agent.launchers import Command, Job, base_env, interpreted
 
 
 def suits(job: Job) -> bool:  # the last of the table suits everything
@@ -11,10 +11,8 @@ def suits(job: Job) -> bool:  # the last of the table suits everything
 
 
 def command(job: Job) -> Command:
-    """Return `python SCRIPT…` for a script or an interpreter's option, else the command as it is."""
-    first = job.script[0]
-    argv = (job.python, *job.script) if is_python_file(first) or first.startswith("-") else job.script
-    return Command(tuple(argv), base_env(job), note=_note(job))
+    """Return the command as it is, after the interpreter where it needs one."""
+    return Command(interpreted(job.script, job.python), base_env(job), note=_note(job))
 
 
 def _note(job: Job) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent import hostfile
 from trainer_agent.errors import FatalError
+from trainer_agent.launchers import interpreted
 from trainer_agent.mpi import hydra, openmpi, words
 from trainer_agent.mpi.implementation import detect
 from trainer_agent.mpi.plan import Plan
@@ -42,7 +43,7 @@ def read_plan(
         FatalError: there is no hostfile or no mpirun, or one that nobody can use.
     """
     own = is_mpirun(script)
-    asked = words.parse(script) if own else words.plain(_program(script, python))
+    asked = words.parse(script) if own else words.plain(interpreted(script, python))
     _check(asked)
     injected = read_injected(environ)
     implementation = detect(asked.program, environ)
@@ -63,11 +64,6 @@ def read_plan(
 def module(plan: Plan) -> ModuleType:
     """Return how to talk to an implementation: a module with `ssh_args`, `argv` and `env`."""
     return openmpi if plan.implementation.kind == "openmpi" else hydra
-
-
-def _program(script: Sequence[str], python: str) -> tuple[str, ...]:
-    """Return the command of each rank: a Python script needs its interpreter."""
-    return (python, *script) if script[0].endswith(".py") or script[0].startswith("-") else tuple(script)
 
 
 def _check(asked: Asked) -> None:
