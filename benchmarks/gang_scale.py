@@ -23,6 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 import preflight_checks
 from trainer_agent.gang.course import Plan
 from trainer_agent.gang.door import Door
@@ -313,15 +315,13 @@ def run(nnodes: int, *, workers: int = WORKERS) -> Run:
 @contextmanager
 def rank_zero(nnodes: int) -> Iterator[tuple[Node, int]]:
     """Make rank 0 with its store open; yield it, and the pid of the process that has the store."""
-    import psutil
-
     port = free_port()
     door = Door(port + 1)
     try:
         with TorchSide(sys.executable, str(PROGRAM), {"PATH": "/usr/bin:/bin"}) as side:
             side.wait_until_ready(60)
             side.ask("serve", port=port, timeout_s=5.0, answer_s=10.0)
-            zygote = next(p for p in psutil.Process().children(recursive=True) if str(PROGRAM) in p.cmdline())
+            zygote = next(p for p in psutil.Process().children(recursive=True) if str(PROGRAM) in words_of(p))
             store = max(process.pid for process in zygote.children())
             topology = Topology("torch", nnodes, nnodes, 0, 8, "127.0.0.1", port - 1, "static", "job1-node-0-0")
             plan = Plan(nnodes, collective="left out")
@@ -329,6 +329,14 @@ def rank_zero(nnodes: int) -> Iterator[tuple[Node, int]]:
             yield Opened(setting), store
     finally:
         door.close()
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Return the words of a process's command, none when it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 class Opened(Node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._mpi_hosts import Said, ask_all, most_common, odd_ones
-from preflight_checks._mpi_ranks import ALL_S, PAIR_S, PAIRS_S, add_up, find_culprits
+from preflight_checks._mpi_ranks import MOST_ALL_S, PAIR_S, PAIRS_S, add_up, all_s, find_culprits
 from trainer_agent import __version__
 from trainer_agent.check import Context, Outcome, Rule, Skip, check
 from trainer_agent.errors import Action, AgentError, FatalError, RetryError, Severity
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer_agent.mpi.plan import Plan
     from trainer_agent.mpi.workers import Workers
 
-MARGIN_S = 60.0 + ALL_S + PAIRS_S + PAIR_S
+MARGIN_S = 60.0 + MOST_ALL_S + PAIRS_S + PAIR_S
 
 UNUSABLE = Rule(
     "mpi-unusable",
@@ -137,7 +137,7 @@ def _look(plan: Plan, workers: Workers) -> Outcome:
     findings = [*_refusals(said), *_versions(plan, said), *_devices(plan, said)]
     if any(finding.severity is Severity.ERROR for finding in findings):
         return Outcome(findings[0].message, tuple(findings), measured)
-    run = add_up(plan, workers, plan.hosts, timeout_s=ALL_S)
+    run = add_up(plan, workers, plan.hosts, timeout_s=all_s(plan.hosts))
     measured |= {"ranks": run.census.size, "placed": run.census.count(), "all_reduce_s": run.seconds}
     findings += _all_reduce(plan, workers, run)
     return Outcome(f"{run.census.size} ranks on {len(said)} hosts", tuple(findings), measured)

@@ -8,7 +8,7 @@ from memory_source import PIECE, Memory
 
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
-from trainer_agent.initializers import OfflineError
+from trainer_agent.initializers import HIDDEN, OfflineError
 from trainer_agent.initializers.fetch import Bounds
 
 pytestmark = pytest.mark.lab
@@ -25,6 +25,18 @@ def test_a_complete_destination_is_recognised(tmp_path):
     done = bring(again, tmp_path)
 
     assert (again.reads, done.fetched_files, done.files) == ([], 0, 50)
+
+
+def test_what_a_killed_attempt_left_beside_its_record_is_removed(tmp_path):
+    """It was killed after everything was in place and recorded."""
+    bring(Memory({"f": b"abc"}), tmp_path)
+    kept = sorted(path.name for path in (tmp_path / HIDDEN).iterdir())
+    (tmp_path / HIDDEN / "journal").write_text("{}")
+    (tmp_path / HIDDEN / "parts").mkdir()
+
+    bring(Memory({"f": b"abc"}), tmp_path)
+
+    assert kept == sorted(path.name for path in (tmp_path / HIDDEN).iterdir())
 
 
 def test_only_what_changed_is_fetched(tmp_path):

@@ -21,6 +21,7 @@ from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, hid
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
+from trainer_agent.initializers.journal import NAME as JOURNAL
 from trainer_agent.initializers.journal import Journal, identity_of, part_name
 from trainer_agent.initializers.record import Kept, Record
 from trainer_agent.log import get_logger
@@ -282,8 +283,13 @@ class Delivery:
         order = self.order
         selection = f"allow={order.allow} ignore={order.ignore}"
         record.write(order.hidden, Record(order.source.uri, order.source.revision, selection, self.kept))
-        shutil.rmtree(order.hidden / PARTS, ignore_errors=True)
-        self.journal.path.unlink(missing_ok=True)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what only unfinished attempts need; one that was killed after it wrote the record has not."""
+        shutil.rmtree(self.order.hidden / PARTS, ignore_errors=True)
+        with suppress(OSError):  # the destination may be read-only by now
+            (self.order.hidden / JOURNAL).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

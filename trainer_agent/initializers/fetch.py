@@ -107,9 +107,11 @@ def _survey(deliveries: Sequence[Delivery]) -> None:
 
 def _publish(deliveries: Sequence[Delivery]) -> None:
     for delivery in deliveries:
-        if not delivery.complete:
-            with _writing(delivery.order.destination):
-                delivery.publish()
+        if delivery.complete:
+            delivery.tidy()
+            continue
+        with _writing(delivery.order.destination):
+            delivery.publish()
 
 
 def _transfer(deliveries: Sequence[Delivery], check: Callable[[], None], *, bounds: Bounds, deadline: float) -> None:
