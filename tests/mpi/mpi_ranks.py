@@ -126,3 +126,8 @@ def dies(pid):
 STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
 GRACEFUL = ("sh", "-c", "trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def lost(play):
+    """Wait until the world knows of a rank that failed."""
+    return eventually(lambda: play.world.loss, within=WITHIN_S, what="a rank is lost")

@@ -1,6 +1,5 @@
-"""The world: real ranks that come, begin, end, vanish; strangers; and an mpirun that does not do what it should."""
+"""The world: real ranks that begin and end together; strangers; and an mpirun that does not do what it should."""
 
-import os
 import resource
 import signal
 import socket
@@ -15,15 +14,11 @@ import pytest
 from mpi_ranks import (
     GRACEFUL,
     HOST,
-    SIGNALS,
     STUBBORN,
     WITHIN_S,
-    alive,
-    dies,
     finished,
     here,
     hung_up,
-    start_shim,
     wanted,
 )
 from podlab import eventually
@@ -33,11 +28,6 @@ from trainer_agent.mpi.census import Expected
 from trainer_agent.mpi.world import Loss
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def lost(play):
-    """Wait until the world knows of a rank that failed."""
-    return eventually(lambda: play.world.loss, within=WITHIN_S, what="a rank is lost")
 
 
 def test_all_begin_together(play):
@@ -61,129 +51,6 @@ def test_an_mpirun_that_stays_when_all_ranks_have_ended(play):
     assert 0 == finished(job.rank(0, 1, "true"))[0]
     assert -signal.SIGTERM == job.mpirun.wait(WITHIN_S)
     assert (True, True) == (job.world.hung, job.world.ended_well)
-
-
-@pytest.mark.parametrize(
-    "program, code, lost_code",
-    [("exit 42", 42, 42), ("kill -KILL $$", -9, -9), ("kill -TERM $$", -15, -15), ("kill -SEGV $$", -11, -11)],
-)
-def test_how_a_rank_ends(play, program, code, lost_code):
-    """mpirun sees the program's own end, and so does the world, by the host's name in the hostfile."""
-    job = play(1, expected=wanted(1, host=f"{HOST}.job"))
-    assert code == finished(job.rank(0, 1, "sh", "-c", program))[0]
-    assert Loss(0, f"{HOST}.job", lost_code) == lost(job)
-    assert not job.world.ended_well
-
-
-def test_a_core_is_the_programs_own(play, tmp_path):
-    """What ends as the program has ended leaves no core beside the program's."""
-    job = play(1)
-    rank = job.rank(0, 1, "sh", "-c", "echo; read x; cd /; kill -SEGV $$", cwd=tmp_path)
-    rank.stdout.readline()
-    resource.prlimit(rank.pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
-    rank.communicate("\n", timeout=WITHIN_S)
-    assert -11 == rank.returncode
-    assert [] == list(tmp_path.iterdir())
-
-
-def test_the_first_that_fails_is_told(play):
-    """The others are asked to end after a moment, as not every mpirun does that, and count no more."""
-    job = play(2)
-    failing, saving = job.rank(0, 2, "sh", "-c", "read x; exit 3"), job.rank(1, 2, *GRACEFUL)
-    assert "ready\n" == saving.stdout.readline()
-    failing.stdin.write("\n")
-    failing.stdin.flush()
-    assert (7, "saved\n", "") == finished(saving)
-    assert Loss(0, HOST, 3) == job.world.loss
-
-
-def test_a_rank_that_vanishes(play):
-    """Its host is gone, or nobody there can speak any more."""
-    job = play(1)
-    link = job.hello(0, 1)
-    assert b"go\n" == link.recv(16)
-    link.close()
-    assert Loss(0, HOST, None) == lost(job)
-
-
-def test_a_shim_that_is_killed(play):
-    """Its program and what that started end with it; it is no loss of a host, as somebody there still says so."""
-    job = play(1)
-    rank = job.rank(0, 1, "sh", "-c", "sleep 60 & echo $$ $!; wait")
-    program, grandchild = map(int, rank.stdout.readline().split())
-    rank.kill()
-    assert dies(program)
-    assert dies(grandchild)
-    eventually(lambda: job.world.ranks[0].ended == -9, within=WITHIN_S, what="it is told")
-    job.world.close()
-    assert (None, False) == (job.world.loss, job.world.ended_well)
-
-
-def test_what_a_program_leaves_in_its_group_ends_with_it(play):
-    """So nothing of it keeps mpirun waiting, or a GPU."""
-    job = play(1)
-    code, out, _ = finished(job.rank(0, 1, "sh", "-c", "sleep 60 & echo $!; exit 5"))
-    assert 5 == code
-    assert dies(int(out))
-
-
-def test_a_daemon_may_stay(play):
-    """Who leaves the group on purpose is not followed."""
-    job = play(1)
-    code, out, _ = finished(job.rank(0, 1, "sh", "-c", "setsid sleep 60 >&- 2>&- & echo $!; exec sleep 0.2"))
-    daemon = int(out)
-    assert (0, True) == (code, alive(daemon))
-    os.kill(daemon, signal.SIGKILL)
-
-
-def test_a_program_that_cannot_be_started(play):
-    """The code is that of shells, the message names program and host."""
-    job = play(1)
-    message = f"cannot start 'no-such-program' on {HOST}: No such file or directory\n"
-    assert (127, "", message) == finished(job.rank(0, 1, "no-such-program"))
-    assert Loss(0, HOST, 127) == lost(job)
-
-
-def test_the_programs_files_are_mpiruns(play):
-    """Standard input reaches the program; what it writes comes in its order."""
-    job = play(1)
-    rank = job.rank(0, 1, "sh", "-c", "for n in 1 2 3; do read x; echo out $n $x; echo err $n >&2; done")
-    out, err = rank.communicate("a\nb\nc\n", timeout=WITHIN_S)
-    assert ("out 1 a\nout 2 b\nout 3 c\n", "err 1\nerr 2\nerr 3\n") == (out, err)
-
-
-def test_the_program_sees_no_token(play):
-    """What the ranks prove themselves with is not the program's business."""
-    job = play(1)
-    _, out, _ = finished(job.rank(0, 1, "env"))
-    assert "OMPI_COMM_WORLD_RANK=0" in out.splitlines()
-    assert job.world.token not in out
-
-
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_a_signal_to_the_group_comes_once(play, signum):
-    """mpirun shoots into the group of a rank; a program that is shot twice would stop writing its checkpoint."""
-    job = play(1)
-    name = signum.name.removeprefix("SIG")
-    count = f"trap : TERM; trap 'n=$((n+1))' {name}; echo ready; sleep 0.1; sleep 0.1; sleep 0.1; exit $((10+n))"
-    rank = job.rank(0, 1, "bash", "-c", count)
-    assert "ready\n" == rank.stdout.readline()
-    os.killpg(rank.pid, signum)
-    assert 11 == finished(rank)[0]
-
-
-@pytest.mark.parametrize("signum, warned", [(signal.SIGTERM, 1), (signal.SIGUSR1, 0), (signal.SIGCONT, 0)])
-def test_who_is_told_to_end_elsewhere(play, signum, warned):
-    """A warning names the host whose ranks somebody there ends, and all others end with them."""
-    job = play(1)
-    with capture_logs() as logs:
-        rank = job.rank(0, 1, "bash", "-c", "trap 'exit 0' TERM; trap : USR1 CONT; echo ready; sleep 0.1; sleep 0.1")
-        assert "ready\n" == rank.stdout.readline()
-        rank.send_signal(signum)
-        assert 0 == finished(rank)[0]
-        job.world.close()
-    told = [(line["host"], line["signal"]) for line in logs if line["log_level"] == "warning"]
-    assert ([(HOST, signum.name)] * warned, HOST * warned) == (told, job.world.deleted)
 
 
 def test_the_word_to_end(play):
@@ -398,14 +265,6 @@ def test_processes_without_a_rank(play):
     assert "mpi-ranks-strange" == job.world.problem.code
 
 
-@pytest.mark.parametrize("prefix", ["PMI", "PMIX"])
-def test_the_variables_of_other_implementations(play, prefix):
-    """hydra has PMI_RANK and PMI_SIZE."""
-    job = play(1)
-    own = {f"{prefix}_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": ""}
-    assert 0 == finished(job.rank("", "", "true", **own))[0]
-
-
 def test_an_mpirun_that_ends_while_ranks_wait(play):
     """They end when the launcher hears no more."""
     job = play(2)
@@ -495,13 +354,3 @@ def test_ipv6(play):
     job = play(1, expected=Expected({"node.job": 1}, {"node.job": "::1"}, 1))
     assert 0 == finished(job.rank(0, 1, "true", address="::1"))[0]
     assert {"node.job": 1} == job.world.census.count()
-
-
-def test_a_launcher_that_cannot_be_reached():
-    """The rank says who could not reach whom; without the variable it says what to do."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    message = f"{HOST} cannot reach the launcher at 127.0.0.1 port {port}: [Errno 111] Connection refused\n"
-    assert (1, "", message) == finished(start_shim("true", TRAINER_AGENT_RANKS=f"127.0.0.1 {port} x"))
-    message = f"TRAINER_AGENT_RANKS is not set on {HOST}: mpirun did not hand it on; use --no-verify\n"
-    assert (1, "", message) == finished(start_shim("true"))
