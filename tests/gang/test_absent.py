@@ -95,7 +95,9 @@ def test_a_node_that_never_came(doors, code, words):
     assert ["ready", "ready", "missing"] == [node["state"] for node in found.leader.verdict["nodes"]]
 
 
-@pytest.mark.parametrize("zero,lingers", [("answers", False), ("refuses", False), ("silent", True), ("nameless", True)])
+@pytest.mark.parametrize(
+    "zero,lingers", [("answers", False), ("refuses", False), ("falters", True), ("silent", True), ("nameless", True)]
+)
 def test_who_cannot_reach_rank_zero_may_ask_others(zero, lingers):
     found = gang(3, {2: {"comes": None, "doors": {0: zero}}}, gang_timeout_s=5.0)
 

@@ -51,7 +51,7 @@ def never_came(course: Course) -> Turns[None]:
         words = course.roll.nodes[rank].note = knocked(heard)
         waited = f"never arrived within {course.plan.gang_timeout_s:g} s"
         text = f"{course.called(rank)} {waited}{f': {words}' if words else ''}"
-        course.minutes.lingers |= bool(heard) and heard.get(0) not in REACHED
+        course.minutes.lingers |= bool(heard) and (heard.get(0) not in REACHED or "falters" in heard.values())
         if heard.get(0) not in REACHED and "falters" in heard.values():
             course.charge("roll-call", rules.CONTACT_LOST, f"{text}; {LOSSY}", between=(0, rank))
         elif heard.get(0) not in REACHED and "answers" in heard.values():
@@ -73,7 +73,9 @@ def gone(course: Course) -> Turns[None]:
         node.rank: {who for who, answer in knocks.get(node.rank, {}).items() if answer in REACHED} for node in lost
     }
     # A process that was killed or stopped asks nobody; one that is cut off may ask others for the verdict.
-    course.minutes.lingers = any(0 not in reached[node.rank] for node in lost)
+    course.minutes.lingers = any(
+        0 not in reached[node.rank] or "falters" in knocks.get(node.rank, {}).values() for node in lost
+    )
     alone = all(node.rank == 0 for node in course.roll.here)
     if alone and not any(reached.values()):
         _cut_off(course, lost)
