@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_agent.launchers import Command, Job, base_env
-from trainer_agent.mpi.plan import Place
-from trainer_agent.mpi.prepare import module
 
 if TYPE_CHECKING:
     from trainer_agent.mpi.plan import Plan
@@ -22,6 +20,9 @@ def suits(job: Job) -> bool:
 
 def command(job: Job) -> Command:
     """Return the command as far as it is known before the workers are there."""
+    from trainer_agent.mpi.plan import Place  # a start of torchrun asks only whether this suits
+    from trainer_agent.mpi.prepare import module
+
     assert job.mpi is not None  # noqa: S101  # whoever chooses this launcher has read the plan
     plan = replace(job.mpi, environ=base_env(job))
     if isinstance(job.nproc.value, int) and job.nproc.changed:
