@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from trainer_agent.errors import AgentError
 
 # Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
 TERMINATION_BYTES = 4096
 TERMINATION_LOG = "/dev/termination-log"
+# The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
+GRACE_S = 25.0
 LENGTHS = (1280, 640, 320, 160, 120, 80)  # of texts, in characters; 65 of them name a GPU
 
 
@@ -124,6 +129,12 @@ def tell(path: str | None, text: str) -> None:
             write_termination(target, text)
     except FatalError as error:
         get_logger().warning(error.message)
+
+
+def tell_error(path: str | None, error: AgentError, environ: Mapping[str, str]) -> None:
+    """Tell why we give up, without the secrets of the environment."""
+    facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
+    tell(path, with_tail(redact_all(facts, secrets_in(environ)), "error"))
 
 
 def write_termination(path: str | Path, text: str) -> None:

@@ -11,9 +11,9 @@ from trainer_agent.addresses import wait_for_addresses
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.host import Host
 from trainer_agent.hostfile import IMPLEMENTATIONS, MOST_SLOTS, NAME, Hostfile, from_arguments, of_job, read, render
+from trainer_agent.mpi.settings import INJECTED
 from trainer_agent.report import write_whole
 
-INJECTED = "/etc/mpi/hostfile"  # where Trainer's MPI plugin and mpi-operator mount it
 TIMEOUT_S = 60.0
 
 

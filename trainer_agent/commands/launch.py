@@ -27,7 +27,7 @@ from trainer_agent.log import get_logger
 from trainer_agent.mpi.suits import is_mpi
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
-from trainer_agent.termination import tell, with_tail
+from trainer_agent.termination import tell, tell_error, with_tail
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         get_logger().info("launching", command=shlex.join(command.argv), supervised=supervised)
         return _supervise(options, command, topology, host) if supervised else _become(command)
     except AgentError as error:
-        facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
-        tell(options.termination_log, with_tail(redact_all(facts, secrets_in(environ)), "error"))
+        tell_error(options.termination_log, error, environ)
         raise
 
 
@@ -145,6 +144,8 @@ def decide_nproc(
     asked, variable = topology.nproc, "--nproc" if topology.runtime == "xgboost" else "PET_NPROC_PER_NODE"
     if options.nproc is not None:
         asked, variable = _asked(options.nproc), "--nproc"
+    if not mpi and options.nproc is None and not _by_devices(options, topology):
+        return Decision(1, f"1 process: the runtime is {topology.runtime}")
     known = partial(
         decide,
         cpus=read_limits(host).cpus,
@@ -157,8 +158,6 @@ def decide_nproc(
         from trainer_agent.mpi.slots import decide_slots
 
         return decide_slots(mpi.hosts, hostname=topology.hostname, asked=asked, find=find, decide=known)
-    if options.nproc is None and not _by_devices(options, topology):
-        return Decision(1, f"1 process: the runtime is {topology.runtime}")
     return known(asked, find(), variable=variable)
 
 

@@ -12,13 +12,11 @@ from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.launchers import AUTO, LAUNCHERS
 from trainer_agent.nproc import Policy
-from trainer_agent.termination import TERMINATION_LOG
+from trainer_agent.termination import GRACE_S, TERMINATION_LOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
-GRACE_S = 25.0
 RENDEZVOUS_TIMEOUT_S = 900.0  # torchrun's own
 HOST_KEYS = ("auto", "strict", "off")
 

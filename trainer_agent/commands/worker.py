@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent.commands.seconds import Seconds
-from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
@@ -18,14 +17,12 @@ from trainer_agent.mpi import keys
 from trainer_agent.mpi.place import SSHD, check_place, check_port, find_sshd, try_out, version_of
 from trainer_agent.mpi.sshd import Sshd, configuration, session_environment
 from trainer_agent.mpi.worker import serve
-from trainer_agent.termination import TERMINATION_LOG, tell, with_tail
+from trainer_agent.termination import GRACE_S, TERMINATION_LOG, tell_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PORT = 2222  # what Trainer and mpi-operator tell mpirun's ssh, and what their probes ask
-# The pod's default terminationGracePeriodSeconds is 30; 5 s are left for what comes after us.
-GRACE_S = 25.0
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,7 @@ def worker(**settings: Any) -> int:
     try:
         return start(options, os.environ, Host())
     except AgentError as error:
-        facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
-        tell(options.termination_log, with_tail(redact_all(facts, secrets_in(os.environ)), "error"))
+        tell_error(options.termination_log, error, os.environ)
         raise
 
 
