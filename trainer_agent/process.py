@@ -90,6 +90,11 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def ending(code: int) -> str:
+    """Return in words how a process ended: with an exit code, or -n for signal n."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
 def exit_code(status: int) -> int:
     """Return the shell's exit code for a wait status: 128 + n for signal n."""
     code = os.waitstatus_to_exitcode(status)
@@ -136,6 +141,13 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Reap the children that have ended, adopted ones too; yield pid and wait status of each."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended
 
 
 def children_left() -> bool:

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.process import signal_name
+from trainer_agent.process import ending
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,12 +65,7 @@ class Failure:
     def __str__(self) -> str:
         """Return who failed and how, in words."""
         who = "the command" if self.rank is None else f"rank {self.rank} (local rank {self.local_rank})"
-        how = (
-            f"was killed by {signal_name(-self.exit_code)}"
-            if self.exit_code < 0
-            else f"exited with code {self.exit_code}"
-        )
-        return f"{who} {how}"
+        return f"{who} {ending(self.exit_code)}"
 
 
 class Autopsy:

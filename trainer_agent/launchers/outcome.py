@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) -> dict[str, Any]:
     """Return exit code and reason of a supervised run, with the first failing rank and its last words."""
     if ended.signum:  # also where the command then ends with 0: it has saved what it had, and has not finished
-        killed = " and was killed after the grace" if ended.killed else ""
-        return {
-            "exit_code": 128 + ended.signum,
-            "reason": f"stopped by {signal_name(ended.signum)}{killed}",
-            "host": hostname,
-        }
+        return {**stopped(ended), "host": hostname}
     if ended.code == 0:
         return {"exit_code": 0, "reason": "finished"}
     if autopsy.never_met:
@@ -45,3 +40,9 @@ def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) ->
             "hint": "raise the container's memory limit, or use fewer data-loader workers",
         }
     return {**facts, "error": failure.error}
+
+
+def stopped(ended: Ended) -> dict[str, Any]:
+    """Return exit code and reason of a run that a signal to us has ended."""
+    killed = " and was killed after the grace" if ended.killed else ""
+    return {"exit_code": 128 + ended.signum, "reason": f"stopped by {signal_name(ended.signum)}{killed}"}

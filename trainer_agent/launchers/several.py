@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 from trainer_agent import log
 from trainer_agent.errors import AgentError
 from trainer_agent.launchers.supervise import FORWARDED, NO_DEADLINE_S, STOPPING, cannot_start
-from trainer_agent.process import adopt_orphans, children_left, exit_code, kill_descendants, signal_name, spawn
+from trainer_agent.process import (
+    adopt_orphans,
+    children_left,
+    ended_children,
+    ending,
+    exit_code,
+    kill_descendants,
+    spawn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +89,7 @@ class _Several:
         if self.failed is None:
             return 0
         index, status = self.failed
-        log.get_logger().error(f"the process with {self._name(index)} {_how(status)}")
+        log.get_logger().error(f"the process with {self._name(index)} {ending(os.waitstatus_to_exitcode(status))}")
         return exit_code(status)
 
     def _start(self) -> None:
@@ -118,22 +126,16 @@ class _Several:
     def _reap(self) -> None:
         """Collect what has ended; of those that failed in one moment, what a signal killed is the cause."""
         failed = []
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                index = self.running.pop(ended[0], None)
-                if index is not None and ended[1]:
-                    failed.append((not os.WIFSIGNALED(ended[1]), index, ended[1]))
+        for pid, status in ended_children():
+            index = self.running.pop(pid, None)
+            if index is not None and status:
+                failed.append((not os.WIFSIGNALED(status), index, status))
         if failed and self.failed is None:
             self.failed = min(failed)[1:]
             if self.running and not self.stopping:
                 log.get_logger().warning("one process failed, ending the others", grace_s=self.grace_s)
                 self.deadline = time.monotonic() + self.grace_s
                 self._send(signal.SIGTERM)
-
-
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
 def main(arguments: Sequence[str]) -> int:

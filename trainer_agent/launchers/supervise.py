@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
-from trainer_agent.process import adopt_orphans, exit_code, kill_descendants, signal_name, spawn
+from trainer_agent.process import adopt_orphans, ended_children, exit_code, kill_descendants, signal_name, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,15 +154,11 @@ class _Supervisor:
             os.kill(self.child, signum)
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self.child:
-                    self.status = status
-                else:
-                    self.reaped += 1
+        for pid, status in ended_children():
+            if pid == self.child:
+                self.status = status
+            else:
+                self.reaped += 1
 
     def _kill(self) -> None:
         get_logger().warning("the grace is over, killing", grace_s=self.grace_s)

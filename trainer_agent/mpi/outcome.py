@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import ExitCode, FatalError, RetryError
+from trainer_agent.launchers.outcome import stopped
 from trainer_agent.mpi.census import listed, placed
 from trainer_agent.mpi.ssh import run
-from trainer_agent.process import signal_name
+from trainer_agent.process import ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +37,7 @@ def outcome(
 ) -> dict[str, Any]:
     """Return exit code and reason of an MPI job that has ended, with the rank that failed first."""
     if ended.signum:
-        killed = " and was killed after the grace" if ended.killed else ""
-        return {"exit_code": 128 + ended.signum, "reason": f"stopped by {signal_name(ended.signum)}{killed}"}
+        return stopped(ended)
     if world and world.deleted:
         reason = f"stopped: the ranks on {world.deleted} were told to end there, as when a pod is deleted"
         return {"exit_code": STOPPED, "reason": reason, "host": world.deleted}
@@ -58,12 +58,8 @@ def outcome(
 def _lost(loss: Loss, autopsy: Autopsy) -> dict[str, Any]:
     """A rank failed: its own code, whatever mpirun makes of it, which is 9 or 255 for SIGKILL on some."""
     code = KILLED if loss.code is None else 128 - loss.code if loss.code < 0 else loss.code
-    if loss.code is None:
-        how = "is gone without a word: its pod or its node has ended"
-    elif loss.code < 0:
-        how = f"was killed by {signal_name(-loss.code)}"
-    else:
-        how = f"exited with code {loss.code}"
+    gone = "is gone without a word: its pod or its node has ended"
+    how = gone if loss.code is None else ending(loss.code)
     reason = f"rank {loss.rank} {how} on {loss.host}"
     error = autopsy.failure(code).error
     return {"exit_code": code, "reason": reason, "rank": loss.rank, "host": loss.host, "error": error}

@@ -25,6 +25,7 @@ from trainer_agent.process import (
     adopt_orphans,
     children_left,
     describe_status,
+    ended_children,
     kill_descendants,
     signal_name,
     spawn,
@@ -141,13 +142,9 @@ class _Worker:
             self.signum = self.signum or info.si_signo
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self.sshd:
-                    self.status = status
+        for pid, status in ended_children():
+            if pid == self.sshd:
+                self.status = status
 
     def _stop(self) -> None:
         """Let nobody in any more, ask the ranks to end, and wait for them."""
