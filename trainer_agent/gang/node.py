@@ -24,7 +24,7 @@ from trainer_agent.host import NameLookupError
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trainer_agent.gang.door import Knock
     from trainer_agent.gang.setting import Setting
@@ -181,7 +181,7 @@ class Node:
             if time.monotonic() > deadline:
                 raise _LostError(last)
             if time.monotonic() > asked + PROGRESS_S:
-                if found := _verdict(self._knock()):
+                if found := _verdict(self._knock(self._asked())):
                     return found
                 asked = time.monotonic()
             self._progress("waiting for rank 0", name=self.setting.topology.master_addr, last=last)
@@ -283,7 +283,7 @@ class Node:
         self._tell(alone.LOST)
         deadline, rounds = time.monotonic() + ALONE_S, 0
         while True:
-            knocks, rounds = self._knock(), rounds + 1
+            knocks, rounds = self._knock(self._asked()), rounds + 1
             found = _verdict(knocks)
             if found:
                 return found
@@ -293,17 +293,21 @@ class Node:
             if time.monotonic() > deadline or not (undecided or rounds < (1 if silent else KNOCKS)):
                 break
             self.setting.side.events(PAUSE_S)
+        if 0 in knocks and knocks[0].answer == "mute" and not silent:  # what it would have said may have been lost
+            knocks |= self._knock([0], tries=TRIES)
         names = {rank: self.setting.name(rank) for rank in range(self.setting.plan.nnodes)}
         rank, nnodes = self.setting.rank, self.setting.plan.nnodes
         charge = alone.judge(rank, nnodes, knocks, names=names, why=why, went_on=self.went_on and not silent)
         return self._said(charge) | {"lingers": True}
 
-    def _knock(self) -> dict[int, Knock]:
-        """Knock at the doors of rank 0 and of some others."""
-        topology = self.setting.topology
-        others = [rank for rank in range(1, self.setting.plan.nnodes) if rank != self.setting.rank][:ASKED]
-        doors = {rank: self.doors.get(str(rank)) or peers.name_of(rank, topology) for rank in (0, *others)}
-        heard = knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1)
+    def _asked(self) -> list[int]:
+        """Return rank 0 and some others."""
+        return [0, *[rank for rank in range(1, self.setting.plan.nnodes) if rank != self.setting.rank][:ASKED]]
+
+    def _knock(self, ranks: Sequence[int], *, tries: int = 1) -> dict[int, Knock]:
+        """Knock at the doors of nodes, and forget what they say of another attempt."""
+        doors = {rank: self.doors.get(str(rank)) or peers.name_of(rank, self.setting.topology) for rank in ranks}
+        heard = knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1, tries=tries)
         ours = self.setting.plan.attempt
         return {
             rank: each if each.status.get("attempt") == ours else replace(each, status={})
