@@ -53,10 +53,11 @@ def test_the_link_is_named_when_others_are_in_contact(zero):
     assert charge.finding.message.endswith("to node 1 (job-1); but node 2 (job-2) is in contact with it")
 
 
+@pytest.mark.parametrize("other", ["refuses", "silent", "mute", "nameless"])
 @pytest.mark.parametrize("why", [NEVER, GONE])
-def test_where_everybody_has_left_they_may_have_ended_without_this_node(why):
+def test_where_everybody_has_left_they_may_have_ended_without_this_node(why, other):
     """Its own network may have kept it from them until then."""
-    assert ("contact-lost", (0, 1)) == verdict({0: "refuses", 2: "refuses", 3: "refuses"}, why=why)
+    assert ("contact-lost", (0, 1)) == verdict({0: "refuses", 2: "refuses", 3: other}, why=why)
 
 
 @pytest.mark.parametrize("heard", [{0: "silent", 2: MET}, {0: "falters"}, {0: "mute", 2: LOST}])

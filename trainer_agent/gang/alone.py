@@ -57,9 +57,8 @@ def _may_be_here(zero: Knock | None, peers: Iterable[Knock], *, went_on: bool) -
     if zero is None or zero.status.get("state") == MET:
         return True
     heard = [each.answer for each in peers]
-    if heard and {zero.answer, *heard} == {"refuses"}:  # all have been there, and may have ended without this node
-        return True
-    if zero.answer in UNKNOWN or (zero.answer == "refuses" and went_on):
+    # Nodes that wait for rank 0 answer; where none does, all may have ended without this node.
+    if zero.answer in UNKNOWN or (zero.answer == "refuses" and (went_on or heard)):
         return "answers" not in heard
     return zero.answer == "unresolved" and bool(heard) and set(heard) <= {"unresolved", "nameless"}
 
