@@ -14,24 +14,29 @@ from trainer_agent.isolation import Answer, Children, CrashedError, TimedOutErro
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trainer_agent.catalogue import Listed
     from trainer_agent.check import Check, Context
 
 
-def run_checks(listed: Sequence[Listed], context: Context, *, timeout_s: float) -> list[CheckResult]:
+def run_checks(
+    listed: Sequence[Listed], context: Context, *, timeout_s: float, tell: Callable[..., None] = lambda **_: None
+) -> list[CheckResult]:
     """
     Run all of `listed` and return their results in order, within `timeout_s` seconds or little more.
 
     Those that only look run side by side; those that keep the GPUs or CPUs busy follow one by one, as long as there is
     time. Only checks that wait for other nodes may take longer: as long as their own deadline says.
+
+    Args:
+        tell: called whenever one more is done.
     """
     began = time.monotonic()
     prepared = [_prepare(entry, context) for entry in listed]
     calls = [p for p in prepared if isinstance(p, _Call)]
     results: dict[str, CheckResult] = {p.name: p for p in prepared if isinstance(p, CheckResult)}
-    with _Crew(results) as crew:
+    with _Crew(results, lambda: tell(preflight_checks_done=len(results), preflight_checks=len(listed))) as crew:
         for call in calls:
             if not call.check.alone_s:
                 crew.start_check(call, math.inf if call.check.waits_for_nodes else timeout_s)
@@ -50,9 +55,10 @@ def run_checks(listed: Sequence[Listed], context: Context, *, timeout_s: float) 
 class _Crew(Children):
     """The checks that run now; what comes of them goes to `results` by name."""
 
-    def __init__(self, results: dict[str, CheckResult]) -> None:
+    def __init__(self, results: dict[str, CheckResult], news: Callable[[], None]) -> None:
         super().__init__()
         self.results = results
+        self.news = news
         self.calls: dict[int, tuple[Check, bool]] = {}
 
     def start_check(self, call: _Call, left_s: float) -> None:
@@ -65,6 +71,7 @@ class _Crew(Children):
             number, answer = self.next()
             check, is_cut = self.calls[number]
             self.results[check.name] = _result(check, answer, is_cut=is_cut)
+            self.news()
 
 
 def _too_late(check: Check, left: float, timeout_s: float) -> CheckResult:

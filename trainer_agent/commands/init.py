@@ -11,10 +11,11 @@ import click
 
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
-from trainer_agent.errors import ExitCode, FatalError, RetryError
+from trainer_agent.errors import AgentError, ExitCode, FatalError, RetryError
 from trainer_agent.initializers import shown_uri
 from trainer_agent.isolation import CrashedError, contained
 from trainer_agent.log import get_logger
+from trainer_agent.status import reporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,7 @@ def _all_of(
 @bound_options
 def dataset(**options: Any) -> int:
     """Fetch the dataset."""
-    return _fetch({"dataset": options}, options)
+    return _fetch_told({"dataset": options}, options)
 
 
 @init.command()
@@ -136,7 +137,7 @@ def dataset(**options: Any) -> int:
 @bound_options
 def model(**options: Any) -> int:
     """Fetch the model."""
-    return _fetch({"model": options}, options)
+    return _fetch_told({"model": options}, options)
 
 
 @init.command(name="all")
@@ -154,19 +155,20 @@ def all_(**bounds: Any) -> int:
             "neither TRAINER_AGENT_INIT_DATASET_STORAGE_URI nor TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
             hint="set one of them; STORAGE_URI alone does not say which of the two it is",
         )
-    return _fetch(kinds, bounds)
+    return _fetch_told(kinds, bounds)
 
 
-def init_named() -> int:
+def init_named(tell: Callable[..., None]) -> int:
     """Fetch whatever of dataset and model has a URI of its own, as `init all` does; nothing when neither has."""
-    if not _named_kinds():
+    kinds = _named_kinds()
+    if not kinds:
         get_logger().info(
             "nothing to fetch",
             why="no TRAINER_AGENT_INIT_DATASET_STORAGE_URI or TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
         )
         return ExitCode.PASS
     with all_.make_context("all", [], auto_envvar_prefix="TRAINER_AGENT_INIT_ALL") as context:
-        return int(all_.invoke(context))
+        return _fetch(kinds, context.params, tell)
 
 
 def _named_kinds() -> dict[str, dict[str, Any]]:
@@ -180,7 +182,12 @@ def _named_kinds() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> int:
+def _fetch_told(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> int:
+    with reporting(os.environ) as tell:
+        return _fetch(kinds, bounds, tell)
+
+
+def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], tell: Callable[..., None]) -> int:
     for kind, options in kinds.items():
         if not (options["storage_uri"] or "").strip():
             hint = "set it, or give --storage-uri s3://bucket/prefix"
@@ -191,11 +198,17 @@ def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) ->
         hint = "set TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH and TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH to different ones"
         raise FatalError("output-path-shared", f"dataset and model would both go to {paths.pop()}", hint=hint)
     try:
-        done: Summary = contained(lambda: _fetch_here(kinds, bounds), grace_s=GRACE_S)
+        done: Summary = contained(lambda: _fetch_here(kinds, bounds, tell), grace_s=GRACE_S)
+    except AgentError as error:
+        tell(init_exit_code=int(error.exit_code))
+        raise
     except CrashedError as error:
         if error.trace:
             raise
         raise _killed(error) from error
+    if done.fetched_files:
+        facts = {"init_bytes_done": done.fetched_size, "init_files_done": done.fetched_files}
+        tell(**facts, init_seconds_left=0, init_exit_code=0)
     rate = done.fetched_size / max(done.phases.get("transfer", 0), 1e-3) / 1e6
     get_logger().info(
         "fetched",
@@ -211,7 +224,9 @@ def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) ->
     return ExitCode.PASS
 
 
-def _fetch_here(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> Summary:
+def _fetch_here(
+    kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], tell: Callable[..., None]
+) -> Summary:
     """In a child of our own, which takes the libraries' threads and memory with it."""
     from trainer_agent.host import Host
     from trainer_agent.initializers import PATIENCE_S, Service, open_source
@@ -229,7 +244,7 @@ def _fetch_here(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any
             orders.append(_order(kind, source, options))
     setup = Setup(services, deadline=started + bounds["timeout"])
     limits = Bounds(streams=bounds["streams"], timeout_s=bounds["timeout"])
-    done = fetch(orders, host=Host(), bounds=limits, meanwhile=setup.check)
+    done = fetch(orders, host=Host(), bounds=limits, meanwhile=setup.check, tell=tell)
     with done.phase("serve"):
         setup.finish()
     return done

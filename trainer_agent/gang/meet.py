@@ -27,7 +27,7 @@ from trainer_agent.log import get_logger
 from trainer_agent.topology import MAX_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer_agent.check import Context
     from trainer_agent.topology import Topology
@@ -78,8 +78,11 @@ class Asked:
 class Gathering:
     """This node's part in a gang: started before its own checks, so that torch is there when they are done."""
 
-    def __init__(self, context: Context, asked: Asked, *, side: TorchSide, door: Door) -> None:
+    def __init__(
+        self, context: Context, asked: Asked, *, side: TorchSide, door: Door, tell: Callable[..., None]
+    ) -> None:
         self.context = context
+        self.tell = tell
         self.asked = asked
         self.side = side
         self.door = door
@@ -104,18 +107,26 @@ class Gathering:
 
     def _setting(self, plan: Plan, hello: dict[str, Any]) -> Setting:
         context = self.context
-        return Setting(context.topology, context.host, self.side, self.door, plan, self.port, hello, self.born)
+        side, door, port = self.side, self.door, self.port
+        return Setting(context.topology, context.host, side, door, plan, port, hello, self.born, self.tell)
 
 
 @contextmanager
-def gathering(context: Context, asked: Asked, *, program: str) -> Iterator[Gathering]:
-    """Start what this node needs to meet others; nothing of it is left afterwards."""
+def gathering(
+    context: Context, asked: Asked, *, program: str, tell: Callable[..., None] = lambda **_: None
+) -> Iterator[Gathering]:
+    """
+    Start what this node needs to meet others; nothing of it is left afterwards.
+
+    Args:
+        tell: on rank 0, takes how many nodes are here.
+    """
     # Before the torch side, whose end waits until nobody else has its pipes.
     door = Door(port_of(context.topology, asked) + 1)
     try:
         door.tell({"rank": context.topology.node_rank, "attempt": asked.attempt, "state": alone.WAITING})
         with nccl_log(context) as log, TorchSide(context.python, program, {**context.environ, **log}) as side:
-            yield Gathering(context, asked, side=side, door=door)
+            yield Gathering(context, asked, side=side, door=door, tell=tell)
     finally:
         door.close()
 

@@ -105,6 +105,7 @@ class Node:
             while leader.verdict is None:
                 self._turn(self._missing(leader))
                 chair.turn(now=time.monotonic(), wall=setting.host.now())
+                setting.tell(preflight_nodes_here=len(leader.roll.here), preflight_nodes=setting.topology.max_nodes)
             self._wait_for_readers(chair)
         except StoreLostError as error:
             if leader.verdict is None:

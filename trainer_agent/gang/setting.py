@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.gang import peers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer_agent.gang.course import Plan
     from trainer_agent.gang.door import Door
     from trainer_agent.gang.torch_side import TorchSide
@@ -26,6 +28,7 @@ class Setting:
         port: of the meeting place; the doors are on the next one.
         hello: what it tells of itself.
         born: when it started, in seconds since 1970.
+        tell: takes how many nodes are here.
     """
 
     topology: Topology
@@ -36,6 +39,7 @@ class Setting:
     port: int
     hello: dict[str, Any]
     born: float
+    tell: Callable[..., None] = lambda **_: None
 
     @property
     def rank(self) -> int:

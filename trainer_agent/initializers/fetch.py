@@ -56,7 +56,12 @@ class Bounds:
 
 
 def fetch(
-    orders: Sequence[Order], *, host: Host, bounds: Bounds, meanwhile: Callable[[], None] = lambda: None
+    orders: Sequence[Order],
+    *,
+    host: Host,
+    bounds: Bounds,
+    meanwhile: Callable[[], None] = lambda: None,
+    tell: Callable[..., None] = lambda **_: None,
 ) -> Summary:
     """
     Carry out all orders side by side, within one number of streams.
@@ -65,6 +70,7 @@ def fetch(
 
     Args:
         meanwhile: called about ten times a second while bytes come; what it raises ends the fetch.
+        tell: takes how far it is, as often.
 
     Raises:
         FatalError: a source refuses, is empty or hostile, or no attempt can succeed.
@@ -89,7 +95,7 @@ def fetch(
                 claim.check()
 
         with summary.phase("transfer"):
-            _transfer(deliveries, check, bounds=_within_memory(bounds, host), deadline=deadline)
+            _transfer(deliveries, check, bounds=_within_memory(bounds, host), deadline=deadline, tell=tell)
         with summary.phase("publish"):
             check()
             _publish(deliveries)
@@ -114,7 +120,14 @@ def _publish(deliveries: Sequence[Delivery]) -> None:
             delivery.publish()
 
 
-def _transfer(deliveries: Sequence[Delivery], check: Callable[[], None], *, bounds: Bounds, deadline: float) -> None:
+def _transfer(
+    deliveries: Sequence[Delivery],
+    check: Callable[[], None],
+    *,
+    bounds: Bounds,
+    deadline: float,
+    tell: Callable[..., None],
+) -> None:
     files = [file for delivery in deliveries for file in delivery.incoming]
     if not files:
         return
@@ -125,7 +138,7 @@ def _transfer(deliveries: Sequence[Delivery], check: Callable[[], None], *, boun
     transfer = Transfer(
         groups, streams=Streams(bounds.streams, small=small), deadline=deadline, attempts=bounds.attempts
     )
-    with Progress(size=size, files=len(files)) as progress:
+    with Progress(size=size, files=len(files), tell=tell) as progress:
 
         def tick(transfer: Transfer) -> None:
             check()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trainer_agent.log import get_logger, structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import Console
@@ -24,13 +25,17 @@ class Progress:
         size: bytes to come.
         files: files to come.
         every_s: seconds between lines where there is no bar.
+        tell: takes bytes, files and seconds left at every update.
     """
 
-    def __init__(self, *, size: int, files: int, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, *, size: int, files: int, every_s: float = EVERY_S, tell: Callable[..., None] = lambda **_: None
+    ) -> None:
         self.size = size
         self.files = files
         self.every_s = every_s
-        self._said_at = time.monotonic()
+        self.tell = tell
+        self._began = self._said_at = time.monotonic()
         self._said = 0
         self._bar: Any = None
         self._log_to: Any = None
@@ -52,6 +57,7 @@ class Progress:
 
     def update(self, *, moved: int, files: int, streams: int) -> None:
         """Show that `moved` bytes and `files` files have come, over `streams` connections."""
+        self._tell(moved, files)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=moved, files=f"{files:,}/{self.files:,}")
             return
@@ -71,6 +77,13 @@ class Progress:
             left_s=round(left / rate) if rate else None,
             streams=streams,
         )
+
+    def _tell(self, moved: int, files: int) -> None:
+        left = max(0, self.size - moved)
+        facts = {"init_bytes": self.size, "init_bytes_done": moved, "init_files": self.files, "init_files_done": files}
+        if moved:
+            facts["init_seconds_left"] = round(left * (time.monotonic() - self._began) / moved)
+        self.tell(**facts)
 
 
 class _Above:
