@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.bundle import agent_python
 from trainer_agent.errors import FatalError
 from trainer_agent.mpi.facts import facts
 from trainer_agent.mpi.ssh import run
@@ -55,7 +56,7 @@ def ask_all(plan: Plan, workers: Workers) -> dict[str, Said]:
 
 def _ask(plan: Plan, ssh_args: tuple[str, ...], address: str) -> Said:
     """With our PATH: a session of ssh has another one, and mpirun needs none of it."""
-    words = ("env", f"PATH={plan.environ.get('PATH', '')}", plan.python, "-m", MODULE, plan.asked.program)
+    words = ("env", f"PATH={plan.environ.get('PATH', '')}", agent_python(plan.python), "-m", MODULE, plan.asked.program)
     try:
         done = run(("ssh", *ssh_args, address, shlex.join(words)), plan.environ, timeout_s=ASK_S)
     except FatalError as error:

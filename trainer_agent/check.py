@@ -7,11 +7,11 @@ so that `trainer-agent checks NAME` can explain it and no code appears that is n
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.bundle import training_python
 from trainer_agent.errors import Action, Finding, Severity
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Options:
         rendezvous_timeout_s: how long a peer's name may take to appear.
         budget_s: seconds for all checks together; for one that runs alone, what is left of them.
         running: names of the checks that run; empty when that is not known.
-        python: the interpreter of the training environment, which has torch; empty for the one that runs this.
+        python: the interpreter of the training environment, which has torch; empty for `bundle.training_python`.
         gang: whether all nodes of the job meet.
         scope: `node` where other nodes are to be left alone, else `gang`.
     """
@@ -121,7 +121,7 @@ class Context:
     @property
     def python(self) -> str:
         """The interpreter that has torch, as far as it is known."""
-        return self.options.python or sys.executable
+        return self.options.python or training_python(self.environ)
 
 
 @dataclass(frozen=True)

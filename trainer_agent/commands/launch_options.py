@@ -87,7 +87,11 @@ OPTIONS = (
         help="Seconds from SIGTERM to SIGKILL when supervising; the pod's grace minus 5 s.",
     ),
     _option("--keep-pet-env", is_flag=True, help="Leave torch's PET_* variables in the environment of the ranks."),
-    _option("--python", help="Interpreter of the training environment. Default: the one this program runs on."),
+    _option(
+        "--python",
+        help="Interpreter of the training environment. Default: the one this program runs on; of a copy that `install`"
+        " made, the image's python or python3.",
+    ),
     _option(
         "--termination-log",
         type=click.Path(dir_okay=False),

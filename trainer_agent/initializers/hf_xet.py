@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.bundle import own_authorities
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import STALL_S, TransientError
 from trainer_agent.initializers.wire import BUFFER_BYTES, CONNECT_TIMEOUT_S
@@ -72,6 +74,7 @@ class XetReader:
         with self._lock:
             if self._opened is None:
                 url, token = self.api.xet_token(self.commit)
+                bring_authorities()
                 config = module.XetConfig().with_config(SETTINGS)
                 self._opened = module.XetSession(config).new_download_stream_group(
                     endpoint=token["casUrl"],
@@ -81,6 +84,12 @@ class XetReader:
                     token_refresh_headers=self.api.headers_for(url),
                 )
             return self._opened
+
+
+def bring_authorities() -> None:
+    """In a bundle, tell hf_xet of certificates where it would find none; children are not told."""
+    if path := own_authorities():
+        os.putenv("SSL_CERT_FILE", str(path))  # it reads the C library's variables; os.environ stays as it is
 
 
 def _hf_xet() -> Any:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from trainer_agent.bundle import own_authorities
 from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import STALL_S, NoRangesError, TransientError
 from trainer_agent.initializers.wire import (
@@ -263,7 +264,7 @@ def shown(url: str) -> str:
 
 def authorities(environ: Mapping[str, str]) -> Path | None:
     """
-    Return the file of certificates to trust, None for the system's.
+    Return the file of certificates to trust, None for those that OpenSSL finds.
 
     Raises:
         FatalError: it cannot be read, or holds none.
@@ -272,7 +273,7 @@ def authorities(environ: Mapping[str, str]) -> Path | None:
 
     name = next((n for n in ("AWS_CA_BUNDLE", "SSL_CERT_FILE") if environ.get(n)), "")
     if not name:
-        return None
+        return None if environ.get("SSL_CERT_DIR") else own_authorities()
     path = Path(environ[name])
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
