@@ -122,13 +122,13 @@ def spawn(
         )
 
 
-def descendants(pid: int | None = None) -> list[int]:
-    """Return the pids of all living descendants of a process, of this one by default."""
+def descendants(pid: int | None = None, *, recursive: bool = True) -> list[int]:
+    """Return the pids of all living descendants of a process, of this one by default; or of its children alone."""
     import psutil
 
     found = []
     with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
+        for process in psutil.Process(pid).children(recursive=recursive):
             with suppress(psutil.NoSuchProcess):  # it ended between the two questions
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process.pid)

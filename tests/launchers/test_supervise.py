@@ -3,6 +3,7 @@
 import gc
 import json
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,10 +59,12 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def start(code, *, grace=10.0, feed="none", companion=None):
+def start(code, *, grace=10.0, feed="none", companion=None, shell=""):
     alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
     driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
-    argv = [sys.executable, "-c", driver, str(grace), feed, sys.executable, "-c", code]
+    command = [sys.executable, "-c", code]
+    command = [shell, "-c", f"if :; then {shlex.join(command)}; fi"] if shell else command
+    argv = [sys.executable, "-c", driver, str(grace), feed, *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(argv, **pipes)
 
@@ -102,6 +105,25 @@ def test_a_stopping_signal_is_forwarded(signum):
         driver.send_signal(signum)
         ended, printed, _ = finish(driver)
     assert (Ended(7, signum, killed=False, reaped=0, elapsed_s=0.0), ["saved"]) == (ended, printed)
+
+
+@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
+def test_what_a_shell_waits_for_hears_of_the_end_and_has_its_time(shell):
+    """A shell that is told to end does so at once, and tells nobody."""
+    with start(READY + GRACEFUL + WAIT, shell=shell) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        ended, printed, _ = finish(driver)
+    assert (143, signal.SIGTERM, False, ["saved"]) == (ended.code, ended.signum, ended.killed, printed)
+
+
+def test_what_a_shell_waits_for_has_no_more_than_the_grace():
+    with start(READY + STUBBORN + WAIT, grace=0.3, shell="sh") as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        ended, _, err = finish(driver)
+    assert (143, True) == (ended.code, ended.killed)
+    assert ["stopping", "the grace is over, killing"] == [json.loads(line)["event"] for line in err.splitlines()]
 
 
 def test_other_signals_are_forwarded_and_stop_nothing():

@@ -17,13 +17,23 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
-from trainer_agent.process import adopt_orphans, ended_children, exit_code, kill_descendants, signal_name, spawn
+from trainer_agent.process import (
+    adopt_orphans,
+    descendants,
+    ended_children,
+    exit_code,
+    is_alive,
+    kill_descendants,
+    signal_name,
+    spawn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
+SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
 # Without a deadline sigtimedwait still wants a number of seconds.
 NO_DEADLINE_S = 3600.0
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
@@ -88,6 +98,8 @@ class _Supervisor:
         self.feed = feed
         self.companion = companion
         self.child = 0
+        self.shell = False
+        self.awaited: list[int] = []  # what a shell left behind that was told to end
         self.status: int | None = None
         self.signum = 0
         self.deadline = float("inf")
@@ -103,7 +115,7 @@ class _Supervisor:
             pump = self._start(argv, env)
             if self.companion:
                 self.companion.start(self.child)
-            while self.status is None:
+            while self.status is None or any(is_alive(pid) for pid in self.awaited):
                 self._step(waited)
             self._sweep()
             if pump:
@@ -123,7 +135,7 @@ class _Supervisor:
         finally:
             if self.feed:
                 os.close(write)
-        self.child = process.pid
+        self.child, self.shell = process.pid, is_shell(argv)
         process.returncode = 0  # we reap it ourselves, with everybody else's orphans
         if not self.feed:
             return None
@@ -143,15 +155,22 @@ class _Supervisor:
             self._forward(info.si_signo)
 
     def _forward(self, signum: int) -> None:
-        """To the command only: a shot into the group would kill data-loader workers in the middle of a checkpoint."""
+        """
+        To the command only: a shot into the group would kill data-loader workers in the middle of a checkpoint.
+
+        A shell hands nothing on: what it is waiting for gets a stopping signal, too, and outlives it.
+        """
         if signum in STOPPING:
             get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
             self.signum = self.signum or signum
             self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
             if self.companion and self.companion.stop(signum):
                 return
-        with suppress(ProcessLookupError):
-            os.kill(self.child, signum)
+            if self.shell:
+                self.awaited += descendants(self.child, recursive=False)
+        for pid in {*self.awaited, self.child}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
     def _reap(self) -> None:
         for pid, status in ended_children():
@@ -174,6 +193,11 @@ class _Supervisor:
             return
         kill_descendants()
         self._reap()
+
+
+def is_shell(argv: Sequence[str]) -> bool:
+    """Return whether a command is a shell with a script of its own."""
+    return argv[0].rpartition("/")[2] in SHELLS
 
 
 def cannot_start(argv: Sequence[str], error: OSError) -> FatalError:
