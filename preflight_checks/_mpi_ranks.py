@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._probes import FOLDER
@@ -17,6 +16,7 @@ from trainer_agent.hostfile import Hostfile, render
 from trainer_agent.mpi.census import Arrival, Census, expected
 from trainer_agent.mpi.prepare import module
 from trainer_agent.mpi.words import plain
+from trainer_agent.wrappers import find_real
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ def _lines(text: str) -> list[dict[str, Any]]:
 
 def _libraries(plan: Plan) -> Sequence[str]:
     """Return where the library may be: beside mpirun, else where the linker finds it."""
-    program = which(plan.asked.program, path=plan.environ.get("PATH"))
+    program = find_real(plan.asked.program, plan.environ)
     names = LIBRARIES[plan.implementation.kind]
     if not program:
         return names

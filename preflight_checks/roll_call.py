@@ -21,4 +21,6 @@ def nobody(context: Context) -> str:
         return "the job has one node"
     if context.topology.elastic:
         return "the job is elastic: nobody knows how many nodes will come"
+    if not context.topology.rank_known:
+        return "nobody has told this node its rank: give --node-rank or PET_NODE_RANK, and the nodes can meet"
     return "the nodes did not meet" if context.options.gang else "the nodes meet with --scope gang"

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a module may import from its own tier and from those below.
 TIERS = [
     {"errors", "__version__"},
-    {"env", "process", "isolation", "guarded", "host", "log"},
-    {"nvml", "accelerators", "addresses", "cgroup", "check", "hostfile", "topology"},
+    {"env", "process", "isolation", "guarded", "host", "log", "wrappers"},
+    {"nvml", "accelerators", "addresses", "bundle", "cgroup", "check", "hostfile", "topology"},
     {
         "nproc",
         "catalogue",
@@ -23,6 +23,8 @@ TIERS = [
         "formats",
         "runner",
         "rendezvous",
+        "status",
+        "status_sender",
         "termination",
         "launchers",
         "mpi",

@@ -80,6 +80,26 @@ def test_all_of_a_job(tmp_path):
     assert expected == gathered(tmp_path, TORCH | {"PATH": "/no/such"})
 
 
+def test_what_the_users_own_torchrun_is_told(tmp_path):
+    """Flags count, are shown as the origin, and a variable that says something else is a problem."""
+    script = ("torchrun", "--nnodes=3", "--nproc_per_node", "1", "--tee", "3", "t.py")
+    found = gathered(tmp_path, TORCH | {"PATH": "/no/such"}, script=script)
+    origins = [(row["setting"], row["value"], row["origin"]) for row in found["settings"][:3]]
+    flags = "--nnodes 3 --node-rank 0 --master-addr j-0.j --master-port 29500 --rdzv-conf timeout=900"
+    expected = [
+        ("PET_NNODES", "3", "--nnodes"),
+        ("PET_NPROC_PER_NODE", "1", "--nproc-per-node"),
+        ("PET_NODE_RANK", "0", "environment"),
+    ]
+    assert expected == origins
+    assert f"/venv/bin/python -m torch.distributed.run {flags} --nproc-per-node 1 --tee 3 t.py" == found["command"]
+    problems = [(each["severity"], each["message"]) for each in found["problems"]]
+    assert [
+        ("warning", "the command says --nnodes=3 and the environment PET_NNODES=2: the command counts"),
+        ("warning", "the command says --nproc-per-node=1 and the environment PET_NPROC_PER_NODE=4: the command counts"),
+    ] == problems
+
+
 def test_a_job_that_launch_would_refuse(tmp_path):
     """What launch would say is a problem here, with the exit code that it would give up with."""
     found = gathered(tmp_path, {**TORCH, "PET_NPROC_PER_NODE": "auto"})

@@ -4,11 +4,15 @@ import io
 import os
 import sys
 
-from trainer_agent.process import catch_termination
-
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    if sys.argv[1:2] == ["wrap"]:  # before anything is imported: below us, a torchrun of the user's costs little more
+        from trainer_agent.wrappers import shortcut
+
+        shortcut(sys.argv[2:], os.environ)
+    from trainer_agent.process import catch_termination
+
     # Before click is imported: a PID 1 without a handler never sees the signal, the kernel drops it.
     catch_termination()
     _open_standard_files()

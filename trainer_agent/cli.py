@@ -34,7 +34,9 @@ COMMANDS = {
     "explain": ("trainer_agent.commands.explain:explain", "Print every setting that was read, its origin and effect."),
     "checks": ("trainer_agent.commands.checks:checks", "List the checks, or explain one."),
     "report": ("trainer_agent.commands.report:report", "Render a saved preflight report."),
+    "wrap": ("trainer_agent.commands.wrap:wrap", "Stand behind torchrun and mpirun, and run them the whole way."),
     "local": ("trainer_agent.commands.local:local", "Rehearse a job of several nodes on this machine."),
+    "install": ("trainer_agent.commands.install:install", "Copy this program to where any image can run it."),
 }
 PREFIX = "TRAINER_AGENT"
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}

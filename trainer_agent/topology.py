@@ -88,6 +88,12 @@ class Topology:
         return PORTS.get(self.master_variable, self.master_variable)
 
     @property
+    def rank_known(self) -> bool:
+        """Whether somebody has said this node's rank; c10d gives out ranks itself, so there 0 may be all nodes'."""
+        guessed = any(s.name == "PET_NODE_RANK" and s.origin == "default" for s in self.settings)
+        return self.rdzv_backend == "static" or not guessed
+
+    @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that make the job impossible."""
         return tuple(f for f in self.findings if f.severity is Severity.ERROR)

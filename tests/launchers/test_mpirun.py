@@ -15,6 +15,7 @@ from trainer_agent.mpi.implementation import Implementation
 from trainer_agent.mpi.plan import SHIM, Plan
 from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
+from trainer_agent.wrappers import MARK
 
 AGENT = (sys.executable, "-m", "trainer_agent")
 FOLDER = "/dev/shm/trainer-agent-mpi"
@@ -105,7 +106,7 @@ def test_dry_run_under_a_controller(image, name):
     start = ("/opt/python", "-IS", str(SHIM), "/opt/python", "train.py")
     ssh = ("--mca", "plm_rsh_args", f"-i {FOLDER}/id_rsa …")
     fqdn = ("--mca", "orte_keep_fqdn_hostnames", "true") if name == "openmpi-4" else ()
-    openmpi = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, *fqdn, "--bind-to", "none", "-x", "PATH")
+    openmpi = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, *fqdn, "--bind-to", "none", "-x", "PATH", "-x", MARK)
     openmpi = (*openmpi, "-x", "TRAINER_AGENT_RANKS", *start)
     expected = openmpi if name.startswith("openmpi") else ("-machinefile", f"{FOLDER}/hostfile", *start)
     assert (0, ["mpirun", *expected]) == (done.returncode, shlex.split(done.stdout)), done.stderr
@@ -118,7 +119,7 @@ def test_dry_run_of_the_users_own_mpirun(image):
     line = ("mpirun", "--hostfile", hostfile, "--mca", "plm_rsh_args", "-p 2222", "-np", "4", "bash", "-c", "a b")
     done = run("launch", "--dry-run", "--no-verify", "--", *line, **environ)
     ssh = ("--mca", "plm_rsh_args", f"-p 2222 -i {FOLDER}/id_rsa …")
-    ours = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, "--bind-to", "none", "-x", "PATH")
+    ours = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, "--bind-to", "none", "-x", "PATH", "-x", MARK)
     expected = ["mpirun", *ours, "-np", "4", "bash", "-c", "a b"]
     assert (0, expected) == (done.returncode, shlex.split(done.stdout)), done.stderr
 

@@ -4,6 +4,7 @@ import pytest
 
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers import Command, Job, torchrun
+from trainer_agent.launchers.torchrun_flags import told
 from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
 
@@ -116,29 +117,39 @@ def test_a_number_that_only_torch_knows():
     assert expected == argv(SINGLE, "t.py", nproc=Decision("auto", ""))
 
 
+THREE = ("--nnodes", "3", *STATIC_FLAGS[2:])
+IN_5_S = (*STATIC_FLAGS[:-1], "timeout=5")
+
+
 @pytest.mark.parametrize(
-    "environ, own, meeting",
+    "environ, own, meeting, rest",
     [
-        (STATIC, ("--nproc-per-node", "8", "t.py"), STATIC_FLAGS),
-        (STATIC, ("--nnodes", "3", "t.py"), STATIC_FLAGS),
-        (STATIC, ("--nnodes=3", "--rdzv_conf=timeout=5", "-m", "t"), STATIC_FLAGS),
-        (STATIC, ("--rdzv-conf", "timeout=5", "t.py"), STATIC_FLAGS),
-        (STATIC, ("--standalone", "t.py"), ()),
-        (STATIC, ("--tee", "3", "--standalone", "t.py"), ()),
-        (STATIC, ("--role", "--standalone", "t.py"), STATIC_FLAGS),
-        (STATIC, ("t.py", "--standalone"), STATIC_FLAGS),
-        (STATIC, ("-m", "t", "--standalone"), STATIC_FLAGS),
-        (STATIC, ("--no-python", "./t", "--standalone"), STATIC_FLAGS),
-        (SINGLE, ("--nnodes", "1", "t.py"), ()),
-        (SINGLE, ("--node_rank=0", "--master_port=1", "t.py"), ()),
-        (SINGLE, ("t.py", "--nnodes", "1"), ("--standalone",)),
-        (SINGLE, ("-m", "t", "--master", "1"), ("--standalone",)),
-        (SINGLE, ("--max-restarts", "1", "t.py"), ("--standalone",)),
+        (STATIC, ("--nproc-per-node", "8", "t.py"), STATIC_FLAGS, ("t.py",)),
+        (STATIC, ("--nnodes", "3", "t.py"), THREE, ("t.py",)),
+        (STATIC, ("--nnodes=3", "--rdzv_conf=timeout=5", "-m", "t"), (*THREE[:-1], "timeout=5"), ("-m", "t")),
+        (STATIC, ("--rdzv-conf", "timeout=5", "t.py"), IN_5_S, ("t.py",)),
+        (STATIC, ("--tee", "3", "--rdzv-conf", "timeout=5", "t.py"), IN_5_S, ("--tee", "3", "t.py")),
+        (STATIC, ("--rdzv-id=7", "t.py"), (*STATIC_FLAGS[:8], "--rdzv-id", "7", *STATIC_FLAGS[8:]), ("t.py",)),
+        (STATIC, ("--master-addr=[fd00::1]", "t.py"), (*STATIC_FLAGS[:5], "fd00::1", *STATIC_FLAGS[6:]), ("t.py",)),
+        (STATIC, ("--standalone", "t.py"), ("--standalone",), ("t.py",)),
+        (STATIC, ("--tee", "3", "--standalone", "t.py"), ("--standalone",), ("--tee", "3", "t.py")),
+        (STATIC, ("--role", "--standalone", "t.py"), STATIC_FLAGS, ("--role", "--standalone", "t.py")),
+        (STATIC, ("t.py", "--standalone"), STATIC_FLAGS, ("t.py", "--standalone")),
+        (STATIC, ("-m", "t", "--standalone"), STATIC_FLAGS, ("-m", "t", "--standalone")),
+        (STATIC, ("--no-python", "./t", "--standalone"), STATIC_FLAGS, ("--no-python", "./t", "--standalone")),
+        (STATIC, ("--", "t.py"), STATIC_FLAGS, ("--", "t.py")),
+        (STATIC, ("--what", "--nnodes", "3", "t.py"), STATIC_FLAGS, ("--what", "--nnodes", "3", "t.py")),
+        (SINGLE, ("--nnodes", "1", "t.py"), ("--nnodes", "1"), ("t.py",)),
+        (SINGLE, ("--node_rank=0", "--master_port=1", "t.py"), ("--node_rank=0", "--master_port=1"), ("t.py",)),
+        (SINGLE, ("t.py", "--nnodes", "1"), ("--standalone",), ("t.py", "--nnodes", "1")),
+        (SINGLE, ("-m", "t", "--master", "1"), ("--standalone",), ("-m", "t", "--master", "1")),
+        (SINGLE, ("--max-restarts", "1", "t.py"), ("--standalone",), ("--max-restarts", "1", "t.py")),
     ],
 )
-def test_flags_of_the_users_own_torchrun_win(environ, own, meeting):
-    """Ours stand before theirs, so theirs win one by one, and no node forgets where the others are."""
-    assert ("/venv/bin/torchrun", *meeting, *NPROC, *own) == argv(environ, "torchrun", *own)
+def test_flags_of_the_users_own_torchrun_win(environ, own, meeting, rest):
+    """What they say of the topology counts, once; all others stay as they are, and no node forgets the others."""
+    environ = told(("torchrun", *own), environ)
+    assert ("/venv/bin/torchrun", *meeting, *NPROC, *rest) == argv(environ, "torchrun", *own)
 
 
 def test_torchrun_as_a_module_is_torchrun():

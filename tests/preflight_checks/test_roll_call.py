@@ -8,6 +8,7 @@ from trainer_agent.gang.rules import COLLECTIVE, ROLL_CALL
 from trainer_agent.testing import FakeHost, run_check
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0.job"}
+C10D = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-node-0-0.job:29500"}
 
 
 @pytest.mark.parametrize(
@@ -17,10 +18,11 @@ TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "job-node-0-0
         (TWO | {"PET_NNODES": "1"}, False, "the job has one node"),
         ({"HYDRA_HOST_FILE": "/etc/mpi/hostfile"}, False, "this is no job of torch"),
         (TWO | {"PET_NNODES": "1:2"}, False, "the job is elastic: nobody knows how many nodes will come"),
+        (C10D, False, "nobody has told this node its rank: give --node-rank or PET_NODE_RANK, and the nodes can meet"),
         (TWO, False, "the nodes meet with --scope gang"),
         (TWO, True, "the nodes did not meet"),
     ],
-    ids=["by hand", "one node", "mpi", "elastic", "scope node", "alone"],
+    ids=["by hand", "one node", "mpi", "elastic", "no rank", "scope node", "alone"],
 )
 def test_it_is_skipped_with_the_reason(tmp_path, environ, gang, reason):
     assert reason == run_check(roll_call, FakeHost(tmp_path), environ=environ, options=Options(gang=gang))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +17,12 @@ from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
 from trainer_agent.launchers import build
+from trainer_agent.launchers.torchrun_flags import findings, origins_of, told
 from trainer_agent.topology import read_topology
+from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
@@ -54,9 +57,11 @@ def explain(output: str, script: tuple[str, ...], **settings: Any) -> int:
 
 def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> dict[str, Any]:
     """Return settings, problems and the command; `exit_code` is what `launch` would give up with, or 0."""
+    rows, contradictions = _options(environ), findings(script, environ)
+    environ = told(script, unwrapped(environ))
     topology = read_topology(environ, hostname=host.hostname())
-    rows = [*topology.settings, *_limits(host), *_options(environ)]
-    problems = [_problem(f) for f in topology.findings]
+    rows = [*_by_flags(topology.settings, script), *_limits(host), *rows]
+    problems = [_problem(f) for f in (*topology.findings, *contradictions)]
     command, code, runtime = "", 30 if topology.errors else 0, topology.runtime
     if not topology.errors:
         try:
@@ -79,6 +84,12 @@ def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str
         "command": command,
         "exit_code": code,
     }
+
+
+def _by_flags(settings: Iterable[Setting], script: tuple[str, ...]) -> list[Setting]:
+    """Return the settings with the flag as the origin of those that the user's own torchrun is told."""
+    origins = origins_of(script)
+    return [replace(setting, origin=origins.get(setting.name, setting.origin)) for setting in settings]
 
 
 def _problem(finding: Finding) -> dict[str, str]:

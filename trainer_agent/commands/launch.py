@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent.accelerators import find_accelerators
+from trainer_agent.bundle import training_python
 from trainer_agent.cgroup import read_limits
 from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.env import redact_all, secrets_in, whole_number
@@ -22,13 +23,15 @@ from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, Command, Job, build
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
-from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
+from trainer_agent.launchers.supervise import Ended, cannot_start, is_shell, supervise
+from trainer_agent.launchers.torchrun_flags import findings, own_torchrun, told
 from trainer_agent.log import get_logger
 from trainer_agent.mpi.suits import is_mpi
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
 from trainer_agent.termination import tell, tell_error, with_tail
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
+from trainer_agent.wrappers import is_wrapper, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 # torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
 SHUTDOWN_MARGIN_S = 2
+STEPS = "TRAINER_AGENT_RUN_STEPS"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -51,7 +55,21 @@ def launch(script: tuple[str, ...], **settings: Any) -> int:
     trainer-agent launch --dry-run -- train.py
     trainer-agent launch --launcher python -- -m package.module
     """
-    return start(LaunchOptions(**settings), script, os.environ, Host())
+    return start(LaunchOptions(**settings), script, read_environ(script, os.environ), Host())
+
+
+def read_environ(script: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the variables that count: with what the flags of the user's own torchrun say, and what we start marked.
+
+    A shell may start torchrun, and flags that we cannot see yet say who the nodes are: then our wrapper launches it.
+    """
+    if script and is_shell(script) and not is_mpi(script, environ):
+        return {**environ, STEPS: "launch"}
+    if script:
+        for finding in findings(script, environ):
+            get_logger().warning(finding.message, code=finding.code, hint=finding.hint)
+    return told(script, unwrapped(environ))
 
 
 def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> int:
@@ -107,11 +125,11 @@ def read_job(
     Raises:
         AgentError: this node cannot do what was asked, or an MPI job has no hostfile or no mpirun.
     """
-    python = options.python or sys.executable
+    python = options.python or training_python(environ)
     mpi = _read_mpi(options, topology, script, environ, python=python)
     return Job(
         topology=topology,
-        nproc=decide_nproc(options, topology, environ, host, mpi),
+        nproc=decide_nproc(options, topology, environ, host, mpi, script=script),
         script=script,
         environ=environ,
         python=python,
@@ -138,19 +156,29 @@ def _read_mpi(
 
 
 def decide_nproc(
-    options: LaunchOptions, topology: Topology, environ: Mapping[str, str], host: Host, mpi: Plan | None = None
+    options: LaunchOptions,
+    topology: Topology,
+    environ: Mapping[str, str],
+    host: Host,
+    mpi: Plan | None = None,
+    *,
+    script: tuple[str, ...] = (),
 ) -> Decision:
     """Return the number of processes for this node, in an MPI job for each; JAX and plain commands have one."""
     asked, variable = topology.nproc, "--nproc" if topology.runtime == "xgboost" else "PET_NPROC_PER_NODE"
-    if options.nproc is not None:
+    policy, allow_cpu = Policy(options.nproc_policy), options.allow_cpu_fallback
+    if flag := _nproc_flag(script):
+        variable, allow_cpu = "--nproc-per-node", allow_cpu or flag == "auto"  # torchrun's auto means CPUs, too
+        policy = Policy.TRUST if policy is Policy.FIX else policy  # whoever writes the command wants its number
+    elif options.nproc is not None:
         asked, variable = _asked(options.nproc), "--nproc"
     if not mpi and options.nproc is None and not _by_devices(options, topology):
         return Decision(1, f"1 process: the runtime is {topology.runtime}")
     known = partial(
         decide,
         cpus=read_limits(host).cpus,
-        policy=Policy(options.nproc_policy),
-        allow_cpu=options.allow_cpu_fallback,
+        policy=policy,
+        allow_cpu=allow_cpu,
         omp_set=omp_is_set(environ),
     )
     find = partial(find_accelerators, host, environ)
@@ -166,6 +194,11 @@ def _by_devices(options: LaunchOptions, topology: Topology) -> bool:
     if topology.runtime == "xgboost" and options.launcher == AUTO:
         return True
     return topology.runtime == "torch" or options.launcher in ("torchrun", "xgboost")
+
+
+def _nproc_flag(script: tuple[str, ...]) -> str:
+    own = own_torchrun(script)
+    return own[1].flags.get("--nproc-per-node", "") if own else ""
 
 
 def _asked(text: str) -> int | str:
@@ -185,8 +218,9 @@ def find_torchrun(python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return torchrun beside the training environment's Python, else on PATH, else as a module."""
     beside = [str(Path(python).parent)] if os.sep in python else []
     for directory in (*beside, *environ.get("PATH", os.defpath).split(os.pathsep)):
-        if directory and os.access(Path(directory) / "torchrun", os.X_OK):
-            return (str(Path(directory) / "torchrun"),)
+        program = str(Path(directory) / "torchrun")
+        if directory and os.access(program, os.X_OK) and not is_wrapper(program):
+            return (program,)
     return (python, "-m", "torch.distributed.run")
 
 

@@ -27,8 +27,10 @@ from trainer_agent.host import Host
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, write_whole
 from trainer_agent.runner import run_checks
+from trainer_agent.status import reporting
 from trainer_agent.termination import TERMINATION_LOG, tell
 from trainer_agent.topology import MAX_PORT, read_topology
+from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -143,7 +145,8 @@ OPTIONS = (
     click.option(
         "--python",
         show_envvar=True,
-        help="Interpreter of the training environment, which has torch. Default: the one this program runs on.",
+        help="Interpreter of the training environment, which has torch. Default: the one this program runs on; of a"
+        " copy that `install` made, the image's python or python3.",
     ),
     click.option(
         "--checks-dir",
@@ -212,7 +215,9 @@ def preflight(**settings: Any) -> int:
     trainer-agent preflight --skip kube-api --ignore limits
     """
     options = PreflightOptions(**settings)
-    return publish(examine(options, os.environ, Host()), options, os.environ)
+    with reporting(os.environ) as tell:
+        report = examine(options, unwrapped(os.environ), Host(), tell=tell)
+    return publish(report, options, os.environ)
 
 
 def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str], *, to_stderr: bool = False) -> int:
@@ -230,15 +235,23 @@ def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str
     return int(ExitCode.PASS if warned else report.verdict.exit_code)
 
 
-def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -> Report:
-    """Run the selected checks and return the report."""
+def examine(
+    options: PreflightOptions, environ: Mapping[str, str], host: Host, *, tell: Callable[..., None] = lambda **_: None
+) -> Report:
+    """
+    Run the selected checks and return the report.
+
+    Args:
+        tell: takes how far they are.
+    """
     started, began = host.now(), host.monotonic()
     context = gather(options, environ, host)
     topology = context.topology
     left_s = max(LEAST_S, budget_s(options) - (host.monotonic() - began))
-    results, gang = _met(options, context, left_s)
+    results, gang = _met(options, context, left_s, tell=tell)
     results = policy.ignore(results, options.ignore)
     verdict, action = policy.decide(results)
+    tell(preflight_exit_code=int(verdict.exit_code))
     found = policy.suspects(results, hostname=topology.hostname, node_rank=topology.node_rank)
     return Report(
         verdict=verdict,
@@ -254,7 +267,9 @@ def examine(options: PreflightOptions, environ: Mapping[str, str], host: Host) -
     )
 
 
-def _met(options: PreflightOptions, context: Context, left_s: float) -> tuple[list[CheckResult], dict[str, Any] | None]:
+def _met(
+    options: PreflightOptions, context: Context, left_s: float, *, tell: Callable[..., None]
+) -> tuple[list[CheckResult], dict[str, Any] | None]:
     """Run this node's own checks, and meet the other nodes where there are any."""
     chosen = _chosen(options)
     run = [entry for entry in chosen if entry.name not in options.skip]
@@ -262,12 +277,12 @@ def _met(options: PreflightOptions, context: Context, left_s: float) -> tuple[li
     context = replace(context, options=replace(context.options, running=tuple(entry.name for entry in run)))
     program = next((entry.load().program for entry in run if entry.name == ROLL_CALL), "")
     if not (context.options.gang and program):
-        return [*run_checks(run, context, timeout_s=left_s), *skipped], None
+        return [*run_checks(run, context, timeout_s=left_s, tell=tell), *skipped], None
     from trainer_agent.gang.meet import Asked, gathering  # 20 ms that one node alone does not need
 
     asked = Asked(options.gang_timeout, options.port, options.attempt, options.node_name, options.gang_history)
-    with gathering(context, asked, program=program) as meeting:
-        results = policy.ignore(run_checks(run, context, timeout_s=left_s), options.ignore)
+    with gathering(context, asked, program=program, tell=tell) as meeting:
+        results = policy.ignore(run_checks(run, context, timeout_s=left_s, tell=tell), options.ignore)
         return meeting.meet([*results, *skipped])
 
 
@@ -296,9 +311,9 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
 
 
 def _meets(options: PreflightOptions, topology: Topology) -> bool:
-    """Whether all nodes of the job meet: when there are several, and it is known how many and where."""
+    """Whether all nodes of the job meet: when there are several, and it is known how many, where and which is which."""
     known = topology.runtime == "torch" and not (topology.single_node or topology.elastic) and topology.master_addr
-    return bool(known) and options.scope != "node"
+    return bool(known) and topology.rank_known and options.scope != "node"
 
 
 def _chosen(options: PreflightOptions) -> list[Listed]:

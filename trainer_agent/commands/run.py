@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,18 @@ import click
 from click.core import ParameterSource
 
 from trainer_agent.commands.init import init_named
-from trainer_agent.commands.launch import start
+from trainer_agent.commands.launch import read_environ, start
 from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.preflight import PreflightOptions, examine, preflight, publish
 from trainer_agent.errors import ExitCode
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
+from trainer_agent.status import reporting
+from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 STEPS = ("preflight", "initialize", "launch")
 # How long nodes wait for each other that have met in the preflight: the slowest has torch to import once more.
@@ -73,27 +75,37 @@ def run(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
     met: list[bool] = []  # whether all nodes have just met
+    environ = read_environ(script, os.environ)
+    told = ExitStack()
     takes: dict[str, Callable[[], int]] = {
-        "preflight": lambda: _preflight(ctx, met, python=settings["python"]),
-        "initialize": init_named,
-        "launch": lambda: start(LaunchOptions(**_sooner(ctx, settings, met, steps)), script, os.environ, Host()),
+        "preflight": lambda: _preflight(ctx, met, environ, python=settings["python"], tell=tell),
+        "initialize": lambda: init_named(tell),
+        "launch": lambda: start(LaunchOptions(**_sooner(ctx, settings, met, steps)), script, environ, Host()),
     }
     code = int(ExitCode.PASS)
-    for step in (s for s in STEPS if s in steps):
-        with _timed(step, timeline) as outcome:
-            code = outcome["exit_code"] = int(takes[step]())
-        if step == "launch" or code not in (ExitCode.PASS, ExitCode.WARN):
-            break
+    with told:
+        tell = told.enter_context(reporting(environ))
+        if ctx.obj:
+            told.enter_context(ctx.obj)  # what `wrap` keeps up until the launch
+        for step in (s for s in STEPS if s in steps):
+            if step == "launch":
+                told.close()  # from here on the status is the training's
+            with _timed(step, timeline) as outcome:
+                code = outcome["exit_code"] = int(takes[step]())
+            if step == "launch" or code not in (ExitCode.PASS, ExitCode.WARN):
+                break
     return code
 
 
-def _preflight(ctx: click.Context, met: list[bool], *, python: str | None) -> int:
+def _preflight(
+    ctx: click.Context, met: list[bool], environ: Mapping[str, str], *, python: str | None, tell: Callable[..., None]
+) -> int:
     """Run the checks with the options that preflight's own variables set; the report goes where the logs go."""
     with preflight.make_context("preflight", [], parent=ctx.parent) as inner:
         options = PreflightOptions(**inner.params)
-        report = examine(replace(options, python=options.python or python), os.environ, Host())
+        report = examine(replace(options, python=options.python or python), unwrapped(environ), Host(), tell=tell)
         met.append(report.gang is not None)
-        return publish(report, options, os.environ, to_stderr=True)
+        return publish(report, options, environ, to_stderr=True)
 
 
 def _sooner(ctx: click.Context, settings: dict[str, Any], met: list[bool], steps: tuple[str, ...]) -> dict[str, Any]:

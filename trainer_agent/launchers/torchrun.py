@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers import Command, Job, base_env, is_python_file
+from trainer_agent.launchers.torchrun_flags import own_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 # Every option of torchrun 2.13 that a PET_ variable can set, beside the topology's own.
 WHOLE, DECIMAL = "[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]+)?"
@@ -41,30 +42,25 @@ TOPOLOGY = (
     "PET_RDZV_CONF",
     "PET_STANDALONE",
 )
-RENDEZVOUS_FLAGS = ("--nnodes", "--rdzv", "--standalone", "--node-rank", "--master")
-# Options without a value; after any other one, the next word is its value and not the script.
-BARE_FLAGS = ("-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")
 YES, NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
 def suits(job: Job) -> bool:
     """Whether the command is torchrun itself, or a script of a job with PET_* variables."""
     first = job.script[0]
-    return _own_torchrun(job) is not None or (
+    return own_torchrun(job.script) is not None or (
         job.topology.runtime == "torch" and (is_python_file(first) or first == "-m")
     )
 
 
 def command(job: Job) -> Command:
-    """Return torchrun with flags for everything the environment says; flags of the user's own torchrun win."""
-    given = _own_torchrun(job)
-    agent, own = given or (job.torchrun, job.script)
-    meeting = rendezvous(job)
-    if given:
-        # Ours stand first, so theirs win one by one; only --standalone overrules what stands beside it.
-        chosen = [flag for flag in _flags(own) if flag.startswith(RENDEZVOUS_FLAGS)]
-        if "--standalone" in chosen or (chosen and job.topology.single_node):
-            meeting = []
+    """Return torchrun with flags for everything that environment and command say of the topology, then the rest."""
+    agent, meeting, own = job.torchrun, rendezvous(job), job.script
+    if found := own_torchrun(job.script):
+        words, given = found
+        agent, own = (job.torchrun if words == ("torchrun",) else words), given.rest
+        if given.meeting and job.topology.single_node:
+            meeting = [*given.meeting]  # as they are: no other node has to agree, and ranks may look at id and port
     return Command((*agent, *meeting, *nproc(job), *options(job.environ), *own), elastic_env(job), elastic_agent=True)
 
 
@@ -92,7 +88,8 @@ def rendezvous(job: Job) -> list[str]:
     if shape.rdzv_backend == "static":
         nodes = ["--nnodes", str(shape.max_nodes), "--node-rank", str(shape.node_rank)]
         place = ["--master-addr", shape.master_addr, "--master-port", str(shape.master_port)]
-        return [*nodes, *place, "--rdzv-conf", rendezvous_conf(job)]
+        name = job.environ.get("PET_RDZV_ID", "").strip()  # ranks see it as TORCHELASTIC_RUN_ID
+        return [*nodes, *place, *(("--rdzv-id", name) if name else ()), "--rdzv-conf", rendezvous_conf(job)]
     return ["--nnodes", f"{shape.min_nodes}:{shape.max_nodes}", *meeting_place(job)]
 
 
@@ -156,27 +153,3 @@ def _option(name: str, value: str) -> Iterator[str]:
                 hint=f"set {name} to a number such as 3, or remove it",
             )
         yield from (flag, value)
-
-
-def _own_torchrun(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the words that start torchrun and its arguments, when the user's command is torchrun."""
-    first = job.script[0]
-    if first.rpartition("/")[2] == "torchrun":
-        return (job.script[:1] if "/" in first else job.torchrun), job.script[1:]
-    if job.script[1:3] == ("-m", "torch.distributed.run"):
-        return job.script[:3], job.script[3:]
-    return None
-
-
-def _flags(words: Iterable[str]) -> Iterator[str]:
-    """Yield torchrun's own options, up to the script or module, whose options may have the same names."""
-    value_follows = False
-    for word in words:
-        if value_follows:
-            value_follows = False
-        elif word.startswith("-"):
-            flag, equals, _ = word.replace("_", "-").partition("=")
-            value_follows = not equals and flag not in BARE_FLAGS
-            yield flag
-        else:
-            return

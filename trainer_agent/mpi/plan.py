@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_agent.wrappers import MARK
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,7 +19,7 @@ SHIM = Path(__file__).with_name("rank_shim.py")
 RANKS = "TRAINER_AGENT_RANKS"  # where the ranks find the launcher; rank_shim.py reads it
 # What every rank gets from the launcher: settings of libraries, and where to find them.
 EXPORTED = ("NCCL_", "UCX_", "HF_", "TORCH_", "PYTHON", "OMP_", "CUDA_", "MASTER_", "TRAINER_AGENT_RANKS")
-EXPORTED_NAMES = ("LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "VIRTUAL_ENV")
+EXPORTED_NAMES = ("LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "VIRTUAL_ENV", MARK)
 # What belongs to a pod: with the launcher's, ranks elsewhere would see its devices, its name, its home.
 OWN_OF_A_POD = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "ROCR_VISIBLE_DEVICES"),
