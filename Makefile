@@ -4,7 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench docs clean
+# `make images BUILD="podman build"`: what builds an image, from which bases, under which name
+BUILD ?= docker build
+IMAGE ?= trainer-agent
+PYTHON_IMAGE ?= python:3.12-slim-bookworm
+TRAINING_IMAGE ?= pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime
+
+.PHONY: demo test test-containers check bench docs images clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,14 +26,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not lab" tests
+	$(BIN)/python -m pytest -q -n 2 -m "not lab and not containers" tests
 
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lab/mpi_programs.py
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 -m "not containers" tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
@@ -40,6 +46,23 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/reference.py > docs/reference.md
+
+images: VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_agent/__init__.py)
+images: REVISION := $(shell git rev-parse HEAD)
+images: AGENT := $(BUILD) -f Dockerfile.agent --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) \
+	--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION)
+images:
+	$(AGENT) -t $(IMAGE) .
+	$(AGENT) -t $(IMAGE):torch --build-arg BASE_IMAGE=$(TRAINING_IMAGE) .
+	$(AGENT) -t $(IMAGE):cache --build-arg EXTRAS=xet,cache .
+	$(BUILD) -t $(IMAGE)-dataset-initializer --build-arg AGENT_IMAGE=$(IMAGE):cache images/dataset-initializer
+	$(BUILD) -t $(IMAGE)-model-initializer --build-arg AGENT_IMAGE=$(IMAGE) images/model-initializer
+	$(BUILD) -t $(IMAGE)-torch --build-arg AGENT_IMAGE=$(IMAGE) --build-arg BASE_IMAGE=$(TRAINING_IMAGE) images/torch
+	$(BUILD) -t $(IMAGE)-mpi --build-arg AGENT_IMAGE=$(IMAGE) --build-arg BASE_IMAGE=$(PYTHON_IMAGE) images/mpi
+
+test-containers: $(READY)
+	$(BIN)/python tests/containers/build.py
+	$(BIN)/python -m pytest -n 2 --durations=0 --timeout 300 -m containers tests/containers
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
