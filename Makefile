@@ -61,7 +61,7 @@ images:
 	$(BUILD) -t $(IMAGE)-mpi --build-arg AGENT_IMAGE=$(IMAGE) --build-arg BASE_IMAGE=$(PYTHON_IMAGE) images/mpi
 
 test-containers: $(READY)
-	$(BIN)/python tests/containers/build.py
+	$(BIN)/python tests/containers/building.py
 	$(BIN)/python -m pytest -n 2 --durations=0 --timeout 300 -m containers tests/containers
 
 clean:

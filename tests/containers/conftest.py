@@ -15,7 +15,7 @@ def _engine():
     """Skip where containers cannot run, and where nobody has built the images."""
     why = ", ".join(missing_tools())
     if not why and not exists(image("agent-mpi")):
-        why = "the images: python tests/containers/build.py"
+        why = "the images: python tests/containers/building.py"
     if why:
         missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         missing(f"containers need {why}")

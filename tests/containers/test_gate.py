@@ -5,7 +5,8 @@ from cluster import RUNTIMES, load, pod_spec
 
 pytestmark = pytest.mark.containers
 
-RUNTIME = RUNTIMES / "torch-distributed-preflight.yaml"
+# How the preflight comes to its init container: copied into the training image, or in an image of its own with torch.
+COPIED, OWN_IMAGE = "preflight", "dra"
 TRAIN = """
 import socket
 import torch, torch.distributed as dist
@@ -21,11 +22,12 @@ dist.destroy_process_group()
 def job(cluster):
     """Return a function that runs two nodes with other environment for the preflight or another command."""
 
-    def run(*, preflight=(), **trainer):
+    def run(*, way=COPIED, preflight=(), **trainer):
         code = cluster.folder / "code"
         code.mkdir()
         (code / "train.py").write_text(TRAIN)
-        runtime, trainjob = load(RUNTIME), load(RUNTIMES / "examples" / "torch-preflight.yaml")
+        runtime = load(RUNTIMES / f"torch-distributed-{way}.yaml")
+        trainjob = load(RUNTIMES / "examples" / "torch-preflight.yaml")
         spec = pod_spec(runtime)
         next(each for each in spec["volumes"] if each["name"] == "shm")["emptyDir"]["sizeLimit"] = "64Mi"
         spec["volumes"].append({"name": "code", "hostPath": {"path": str(code)}})
@@ -44,9 +46,10 @@ def both(pods):
     return {f"rank {rank} on {pod} sum 3" for rank, pod in enumerate(pods)}
 
 
-def test_two_nodes_meet_and_train(job, cluster):
+@pytest.mark.parametrize("way", [COPIED, OWN_IMAGE])
+def test_two_nodes_meet_and_train(job, cluster, way):
     """A /dev/shm of 64 MB is a warning, which the gate lets pass; torchrun finds its peers by their DNS names."""
-    pods = job()
+    pods = job(way=way)
 
     assert dict.fromkeys(pods, 0) == cluster.waited()
     said = {line for pod in pods for line in cluster.logs(pod).out.splitlines()}

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from building import builder, run
 from engine import ROOT, image, podman
 
-from build import builder, run
 from trainer_agent import __version__
 
 pytestmark = pytest.mark.containers

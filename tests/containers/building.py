@@ -1,7 +1,7 @@
 """
 Bootstrap the base images and build all of ours from them, as no image can be pulled here; what is there stays.
 
-    python tests/containers/build.py
+    python tests/containers/building.py
 """
 
 from __future__ import annotations
