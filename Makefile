@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Most tests wait most of the time: one more than there are cores.
+WORKERS ?= 3
+
 # `make images BUILD="podman build"`: what builds an image, from which bases, under which name
 BUILD ?= docker build
 IMAGE ?= trainer-agent
@@ -33,7 +36,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lab/mpi_programs.py
-	$(BIN)/python -m pytest -n 2 -m "not containers" tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not containers" tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
@@ -62,7 +65,7 @@ images:
 
 test-containers: $(READY)
 	$(BIN)/python tests/containers/building.py
-	$(BIN)/python -m pytest -n 2 --durations=0 --timeout 300 -m containers tests/containers
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=0 --timeout 300 -m containers tests/containers
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,10 @@ env | sort >{environment}
 grep SigIgn /proc/$$/status
 exit 7
 """
-HIDDEN = "SigIgn:\t0000000000000000"  # nothing ignored
+# What Python ignores of itself is nobody else's affair; what whoever starts us ignores stays so.
+PYTHONS = sum(1 << (signum - 1) for signum in (signal.SIGPIPE, signal.SIGXFSZ))
+IGNORED = int(re.search(r"SigIgn:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)
+HIDDEN = f"SigIgn:\t{IGNORED & ~PYTHONS:016x}"
 ALONE = {"TRAINER_AGENT_RUN_STEPS": "launch"}
 
 
