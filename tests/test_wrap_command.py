@@ -20,10 +20,9 @@ env | sort >{environment}
 grep SigIgn /proc/$$/status
 exit 7
 """
-# What Python ignores of itself is nobody else's affair; what whoever starts us ignores stays so.
+# What Python ignores of itself must not be handed on; what whoever starts us ignores is his affair.
 PYTHONS = sum(1 << (signum - 1) for signum in (signal.SIGPIPE, signal.SIGXFSZ))
-IGNORED = int(re.search(r"SigIgn:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)
-HIDDEN = f"SigIgn:\t{IGNORED & ~PYTHONS:016x}"
+HIDDEN = "ignored by Python: 0"
 ALONE = {"TRAINER_AGENT_RUN_STEPS": "launch"}
 
 
@@ -52,7 +51,8 @@ class Image:
         env = {**self.env, **environ}
         done = subprocess.run(words, env=env, cwd=self.root, capture_output=True, text=True, check=False, timeout=60)
         logs = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
-        return done.returncode, done.stdout, logs
+        out = re.sub(r"SigIgn:\s(\w+)", lambda found: f"ignored by Python: {int(found[1], 16) & PYTHONS}", done.stdout)
+        return done.returncode, out, logs
 
     @property
     def seen(self):
