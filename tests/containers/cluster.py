@@ -89,7 +89,8 @@ class Cluster:
         kwargs = {"images": self.images, "volumes": self.volumes, "secrets": self.secrets}
         path.write_text(yaml.safe_dump_all(documents(self.pods[name], self.folder, **kwargs)))
         words = ("kube", "play", "--network", self.bridge, str(path))
-        self.played[name] = podman(*words, timeout_s=PLAY_S, check=False)
+        self.played[name] = played = podman(*words, timeout_s=PLAY_S, check=False)
+        assert played.code == 0 or "exited with code" in played.err, played.said  # that of an init container
 
     def state(self, pod: str, container: str) -> dict[str, Any]:
         """Return podman's State of a container."""

@@ -35,7 +35,10 @@ def environment() -> dict[str, str]:
     """Return the environment for podman and buildah."""
     STATE.mkdir(parents=True, exist_ok=True)
     settings = STATE / "containers.conf"
-    settings.write_text(SETTINGS)
+    if not settings.exists():  # whole at once: another test's podman may be reading it
+        part = STATE / f"containers.conf.{os.getpid()}"
+        part.write_text(SETTINGS)
+        part.rename(settings)
     return {**os.environ, "CONTAINERS_CONF": str(settings), "BUILDAH_ISOLATION": "chroot"}
 
 
