@@ -168,7 +168,7 @@ class _Supervisor:
                 return
             if self.shell:
                 self.awaited += descendants(self.child, recursive=False)
-        for pid in {*self.awaited, self.child}:
+        for pid in (self.child, *self.awaited):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
