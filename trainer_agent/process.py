@@ -143,6 +143,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status)."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
 def ended_children() -> Iterator[tuple[int, int]]:
     """Reap the children that have ended, adopted ones too; yield pid and wait status of each."""
     with suppress(ChildProcessError):

@@ -59,11 +59,11 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def start(code, *, grace=10.0, feed="none", companion=None, shell=""):
+def start(code, *, grace=10.0, feed="none", companion=None, shell="", script=""):
     alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
     driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
     command = [sys.executable, "-c", code]
-    command = [shell, "-c", f"if :; then {shlex.join(command)}; fi"] if shell else command
+    command = [shell, "-c", script or f"if :; then {shlex.join(command)}; fi"] if shell else command
     argv = [sys.executable, "-c", driver, str(grace), feed, *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(argv, **pipes)
@@ -115,6 +115,21 @@ def test_what_a_shell_waits_for_hears_of_the_end_and_has_its_time(shell):
         driver.send_signal(signal.SIGTERM)
         ended, printed, _ = finish(driver)
     assert (143, signal.SIGTERM, False, ["saved"]) == (ended.code, ended.signum, ended.killed, printed)
+
+
+@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
+def test_a_shell_with_a_trap_is_told_alone(shell):
+    """It hands the signal on itself; two of them make some programs give up at once."""
+    child = "import signal, time; got = []; signal.signal(signal.SIGTERM, lambda *_: got.append(1)); "
+    child += "print('ready', flush=True); [time.sleep(0.05) for _ in iter(lambda: len(got), 1)]; time.sleep(0.3); "
+    child += "print(len(got), flush=True)"
+    trap = "trap 'sleep 0.1; kill -TERM $p; wait $p; exit 9' TERM"
+    script = f"{trap}; {shlex.join([sys.executable, '-c', child])} & p=$!; wait $p"
+    with start("", shell=shell, script=script) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        ended, printed, _ = finish(driver)
+    assert (9, ["1"]) == (ended.code, printed)
 
 
 def test_what_a_shell_waits_for_has_no_more_than_the_grace():

@@ -19,6 +19,7 @@ from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
 from trainer_agent.process import (
     adopt_orphans,
+    catches,
     descendants,
     ended_children,
     exit_code,
@@ -158,7 +159,7 @@ class _Supervisor:
         """
         To the command only: a shot into the group would kill data-loader workers in the middle of a checkpoint.
 
-        A shell hands nothing on: what it is waiting for gets a stopping signal, too, and outlives it.
+        A shell without a trap hands nothing on: what it waits for gets a stopping signal, too, and outlives it.
         """
         if signum in STOPPING:
             get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
@@ -166,7 +167,7 @@ class _Supervisor:
             self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
             if self.companion and self.companion.stop(signum):
                 return
-            if self.shell:
+            if self.shell and not catches(self.child, signum):
                 self.awaited += descendants(self.child, recursive=False)
         for pid in (self.child, *self.awaited):
             with suppress(ProcessLookupError):
