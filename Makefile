@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Most tests wait most of the time: one more than there are cores.
-WORKERS ?= 3
+# Three at a time end sooner on two cores, but some tests then wait longer than they have.
+WORKERS ?= 2
 
 # `make images BUILD="podman build"`: what builds an image, from which bases, under which name
 BUILD ?= docker build

@@ -58,7 +58,7 @@ def test_without_being_pid_1_the_agent_becomes_torchrun(lab):
     agent = eventually(lambda: children(container.pid), within=5, what="the shell starts the agent")[0]
     eventually(lambda: AGENT in command_line(agent), within=5, what="the agent runs")
     container.printed("five orphans", within=20)
-    python, *words = command_line(agent)
+    python, *words = eventually(lambda: command_line(agent), within=5, what="torchrun can be read")
     assert [TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py")] == words
     assert Path(sys.executable).name == Path(python).name
     (container.directory / "go").touch()
