@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from authority import server_context
 
+from trainer_agent.status import Endpoint
+
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team-a/trainjobs/job1/status"
 MOST_BODY = 1 << 16
 
@@ -133,3 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def endpoint(server, **changes):
+    """Return what the variables of a pod say of a server."""
+    return Endpoint(**{"url": server.url, "ca": str(server.ca), "token": str(server.token), **changes})

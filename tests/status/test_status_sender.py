@@ -6,32 +6,9 @@ import time
 
 import pytest
 from authority import server_context
-from status_server import PATH, StatusServer
+from status_server import PATH, StatusServer, endpoint
 
-from trainer_agent.status import Endpoint
 from trainer_agent.status_sender import body_of, post
-
-
-@pytest.fixture
-def server(tmp_path):
-    """What takes a TrainJob's status."""
-    with StatusServer(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def server_that(server):
-    """Return a function that makes the server answer otherwise."""
-
-    def plays(play):
-        server.play = play
-        return server
-
-    return plays
-
-
-def endpoint(server, **changes):
-    return Endpoint(**{"url": server.url, "ca": str(server.ca), "token": str(server.token), **changes})
 
 
 def sent(server, **changes):

@@ -8,37 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from status_server import StatusServer
+from status_server import endpoint
 from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError, Terminated
 from trainer_agent.initializers.progress import Progress
-from trainer_agent.status import LAST_S, Endpoint, find_endpoint, reporting
+from trainer_agent.status import LAST_S, find_endpoint, reporting
 
 # Python 3.12 and newer warn of it: the server runs in threads of this process.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-@pytest.fixture
-def server(tmp_path):
-    """What takes a TrainJob's status."""
-    with StatusServer(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def server_that(server):
-    """Return a function that makes the server answer otherwise."""
-
-    def plays(play):
-        server.play = play
-        return server
-
-    return plays
-
-
-def endpoint(server, **changes):
-    return Endpoint(**{"url": server.url, "ca": str(server.ca), "token": str(server.token), **changes})
 
 
 def children():
