@@ -14,6 +14,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 threads = os.environ["OMP_NUM_THREADS"]
 sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} threads {threads}\\n")
+dist.barrier()
 dist.destroy_process_group()
 """
 LAUNCH = ("--env", "TRAINER_AGENT_RUN_STEPS=launch", "--env", "PET_NNODES=1")
