@@ -105,8 +105,7 @@ def become(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     Raises:
         FatalError: the kernel refuses.
     """
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec hands that on
-        signal.signal(signum, signal.SIG_DFL)
+    restore_signals()
     try:
         os.execve(argv[0], list(argv), dict(environ))  # noqa: S606  # becoming the real program is the job
     except OSError as error:
@@ -114,6 +113,12 @@ def become(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
         hint = "look at the file: its mode, its first line, and what it is built for"
         raise FatalError("wrap-not-started", f"cannot start {argv[0]}: {error.strerror}", hint=hint) from error
+
+
+def restore_signals() -> None:
+    """Undo before an exec what Python ignores of itself, as exec hands that on."""
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def _is_ours(directory: str) -> bool:

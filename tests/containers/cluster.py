@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 from controller import render
-from engine import ROOT, Result, environment, image, podman
+from engine import Result, environment, image, podman
+from manifests import jobs
 from podman_pod import documents, mount_memory, network_config, termination_message
 
-RUNTIMES = ROOT / "runtimes"
 NETWORKS = Path("/etc/cni/net.d")
 IMAGES = {
     "trainer-agent": image("agent:torch"),
@@ -29,15 +29,9 @@ IMAGES = {
 PLAY_S = 240.0
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the first document of a YAML file."""
-    return next(yaml.safe_load_all(path.read_text()))
-
-
-def pod_spec(runtime: dict[str, Any], job: str = "node") -> dict[str, Any]:
+def pod_spec(document: dict[str, Any], job: str = "node") -> dict[str, Any]:
     """Return the spec of the Pods of a replicated job."""
-    jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    spec: dict[str, Any] = next(each for each in jobs if each["name"] == job)["template"]["spec"]["template"]["spec"]
+    spec: dict[str, Any] = jobs(document)[job]["template"]["spec"]
     return spec
 
 

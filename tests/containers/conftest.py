@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import pytest
 from cluster import Cluster
 from engine import exists, image, missing_tools, podman
+from podlab import without
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,17 +17,7 @@ def _engine():
     if not why and not exists(image("agent-mpi")):
         why = "the images: python tests/containers/building.py"
     if why:
-        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        missing(f"containers need {why}")
-
-
-@pytest.fixture
-def network():
-    """Make a network whose containers find each other by name."""
-    name = f"ta-{uuid.uuid4().hex[:8]}"
-    podman("network", "create", name)
-    yield name
-    podman("network", "rm", "--force", "--time", "0", name, check=False)
+        without(f"containers need {why}")
 
 
 @pytest.fixture

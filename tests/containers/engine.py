@@ -72,7 +72,7 @@ class Result:
         return f"exit {self.code}\n{self.out}\n{self.err}"
 
 
-def podman(*words: str, timeout_s: float = RUN_S, check: bool = True, stdin: str | None = None) -> Result:
+def podman(*words: str, timeout_s: float = RUN_S, check: bool = True) -> Result:
     """
     Run podman.
 
@@ -87,7 +87,6 @@ def podman(*words: str, timeout_s: float = RUN_S, check: bool = True, stdin: str
         text=True,
         timeout=timeout_s,
         check=False,
-        input=stdin,
         errors="replace",
     )
     result = Result(done.returncode, done.stdout, done.stderr)

@@ -1,7 +1,8 @@
 """Dataset and model by our initializer images, on a volume that both nodes of the training share."""
 
 import pytest
-from cluster import RUNTIMES, load, pod_spec
+from cluster import pod_spec
+from manifests import runtime, trainjob
 from s3_server import s3_server
 
 pytestmark = pytest.mark.containers
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 dist.init_process_group("gloo")
 print(dist.get_rank(), Path("/workspace/dataset/part-0").read_text(), Path("/workspace/model/weights").read_text())
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -23,18 +25,18 @@ def test_data_arrives_before_two_nodes_train(cluster):
         (buckets / path).write_text(text)
     code.mkdir()
     (code / "train.py").write_text(TRAIN)
-    runtime, trainjob = load(RUNTIMES / "torch-distributed-data.yaml"), load(RUNTIMES / "examples" / "torch-data.yaml")
-    node = pod_spec(runtime)
+    definition, wanted = runtime("torch-distributed-data"), trainjob("torch-distributed-data")
+    node = pod_spec(definition)
     node["volumes"].append({"name": "code", "hostPath": {"path": str(code)}})
     node["containers"][0]["volumeMounts"].append({"name": "code", "mountPath": "/code"})
-    secret = trainjob["spec"]["initializer"]["dataset"]["secretRef"]
-    trainjob["spec"]["initializer"]["dataset"]["storageUri"] = "s3://data/digits"
-    trainjob["spec"]["initializer"]["model"] = {"storageUri": "s3://data/llama", "secretRef": secret}
-    trainjob["spec"]["trainer"] = {"numNodes": 2, "args": ["/code/train.py"], "numProcPerNode": 1}
+    secret = wanted["spec"]["initializer"]["dataset"]["secretRef"]
+    wanted["spec"]["initializer"]["dataset"]["storageUri"] = "s3://data/digits"
+    wanted["spec"]["initializer"]["model"] = {"storageUri": "s3://data/llama", "secretRef": secret}
+    wanted["spec"]["trainer"] = {"numNodes": 2, "args": ["/code/train.py"], "numProcPerNode": 1}
 
     with s3_server(buckets) as variables:
         cluster.secrets[secret["name"]] = variables
-        cluster.run(runtime, trainjob)
+        cluster.run(definition, wanted)
         codes = cluster.waited()
 
     pods = [pod for pod in cluster.pods if "-node-" in pod]

@@ -1,7 +1,8 @@
 """Two nodes of a TrainJob as Pods: the preflight in their init containers holds the training back, or lets it go."""
 
 import pytest
-from cluster import RUNTIMES, load, pod_spec
+from cluster import pod_spec
+from manifests import runtime, trainjob
 
 pytestmark = pytest.mark.containers
 
@@ -26,16 +27,15 @@ def job(cluster):
         code = cluster.folder / "code"
         code.mkdir()
         (code / "train.py").write_text(TRAIN)
-        runtime = load(RUNTIMES / f"torch-distributed-{way}.yaml")
-        trainjob = load(RUNTIMES / "examples" / "torch-preflight.yaml")
-        spec = pod_spec(runtime)
+        definition, wanted = runtime(f"torch-distributed-{way}"), trainjob("torch-distributed-preflight")
+        spec = pod_spec(definition)
         next(each for each in spec["volumes"] if each["name"] == "shm")["emptyDir"]["sizeLimit"] = "64Mi"
         spec["volumes"].append({"name": "code", "hostPath": {"path": str(code)}})
         spec["containers"][0]["volumeMounts"].append({"name": "code", "mountPath": "/code"})
         init = next(each for each in spec["initContainers"] if each["name"] == "preflight")
         init["env"].extend({"name": name, "value": value} for name, value in preflight)
-        trainjob["spec"]["trainer"] |= {"args": ["/code/train.py"], "numProcPerNode": 1, **trainer}
-        cluster.run(runtime, trainjob)
+        wanted["spec"]["trainer"] |= {"args": ["/code/train.py"], "numProcPerNode": 1, **trainer}
+        cluster.run(definition, wanted)
         return list(cluster.pods)
 
     return run

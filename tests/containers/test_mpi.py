@@ -1,7 +1,7 @@
 """An MPI job in our image: sshd without root on the worker, and a launcher that is a node."""
 
 import pytest
-from cluster import RUNTIMES, load
+from manifests import runtime, trainjob
 from podman_pod import mpi_volumes
 
 pytestmark = pytest.mark.containers
@@ -12,15 +12,15 @@ RANK = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)
 @pytest.mark.parametrize("command", [["bash", "-c"], None], ids=["sdk", "args"])
 def test_two_hosts_start_their_ranks(cluster, command):
     """The SDK's `bash -c "mpirun …"` and plain args: both go through the agent, and a read-only container has sshd."""
-    runtime, trainjob = load(RUNTIMES / "mpi-distributed.yaml"), load(RUNTIMES / "examples" / "mpi.yaml")
+    definition, wanted = runtime("mpi-distributed"), trainjob("mpi-distributed")
     words = ["mpirun", "bash", "-c", RANK]
     args = [f"mpirun bash -c '{RANK}'"] if command else words
-    trainjob["spec"]["trainer"] = {"numNodes": 2, "numProcPerNode": 1, "args": args}
+    wanted["spec"]["trainer"] = {"numNodes": 2, "numProcPerNode": 1, "args": args}
     if command:
-        trainjob["spec"]["trainer"]["command"] = command
-    cluster.prepare(trainjob)
-    cluster.volumes |= mpi_volumes(runtime, trainjob, cluster.folder / "mpi")
-    cluster.run(runtime, trainjob)
+        wanted["spec"]["trainer"]["command"] = command
+    cluster.prepare(wanted)
+    cluster.volumes |= mpi_volumes(definition, wanted, cluster.folder / "mpi")
+    cluster.run(definition, wanted)
 
     worker, launcher = cluster.pods
     assert 0 == cluster.wait(launcher), cluster.logs(launcher).said

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import RUNTIMES, load, pod_spec
+from cluster import pod_spec
 from engine import SDK, environment, image, podman
+from manifests import runtime
 from s3_server import s3_server
 
 pytestmark = pytest.mark.containers
@@ -49,10 +50,10 @@ def test_the_sdk_trains_with_our_images(service, tmp_path):
     for path, text in (("data/digits/part-0", "digits"), ("data/weights/weights", "numbers")):
         (buckets / path).parent.mkdir(parents=True)
         (buckets / path).write_text(text)
-    runtime = load(RUNTIMES / "torch-distributed-preflight.yaml")
-    pod_spec(runtime)["containers"][0]["image"] = image("agent-torch")
+    definition = runtime("torch-distributed-preflight")
+    pod_spec(definition)["containers"][0]["image"] = image("agent-torch")
     runtimes.mkdir()
-    (runtimes / "runtime.yaml").write_text(yaml.safe_dump(runtime))
+    (runtimes / "runtime.yaml").write_text(yaml.safe_dump(definition))
 
     with s3_server(buckets) as s3, ThreadPoolExecutor() as pool:
         initializers = [pool.submit(followed, f"{name}-{kind}-initializer") for kind in ("dataset", "model")]

@@ -31,7 +31,7 @@ from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
 from trainer_agent.termination import tell, tell_error, with_tail
 from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
-from trainer_agent.wrappers import is_wrapper, unwrapped
+from trainer_agent.wrappers import is_wrapper, restore_signals, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -227,8 +227,7 @@ def find_torchrun(python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _become(command: Command) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec hands that on
-        signal.signal(signum, signal.SIG_DFL)
+    restore_signals()
     try:
         os.execvpe(command.argv[0], command.argv, dict(command.env))  # noqa: S606  # becoming the user's command is the job
     except OSError as error:
