@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from podlab import MASTER, PORT, SCRIPTS, eventually
 
@@ -24,33 +20,24 @@ def environ(index, *, processes):
     }
 
 
-@pytest.fixture(scope="module")
-def jax_python():
-    """Return a Python that can import JAX."""
-    python = os.environ.get("LAB_JAX_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import jax"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{python} has no JAX; LAB_JAX_PYTHON may name one that has")
-    return python
-
-
-def launch(lab, python, *words):
+def launch(lab, *words):
     """Start the script on two pods."""
     environs = [environ(n, processes=2) for n in range(2)]
-    return [lab[n].launch("--python", python, *words, "--", SUM, env=env) for n, env in enumerate(environs)]
+    return [lab[n].launch(*words, "--", SUM, env=env) for n, env in enumerate(environs)]
 
 
-def test_the_processes_are_connected_before_the_script_starts(lab, jax_python):
+def test_the_processes_are_connected_before_the_script_starts(lab):
     """They wait for the coordinator's name, and then are one job."""
-    containers = launch(lab, jax_python, "--launcher", "jax")
+    containers = launch(lab, "--launcher", "jax")
     eventually(lambda: all(lab.queries(MASTER, lab[n]) > 1 for n in range(2)), within=20, what="both ask for the name")
     lab.publish()
     assert [0, 0] == [c.wait(within=50) for c in containers], [c.story() for c in containers]
     assert ["process 0 of 2: sum 1", "process 1 of 2: sum 1"] == [c.stdout.splitlines()[-1] for c in containers]
 
 
-def test_without_it_each_process_is_alone(lab, jax_python):
+def test_without_it_each_process_is_alone(lab):
     """The contrast: nothing in the variables makes JAX connect by itself."""
     lab.publish()
-    containers = launch(lab, jax_python)
+    containers = launch(lab)
     assert [0, 0] == [c.wait(within=50) for c in containers], [c.story() for c in containers]
     assert ["process 0 of 1: sum 0\n"] * 2 == [c.stdout for c in containers]

@@ -56,11 +56,11 @@ def project(tmp_path):
     return tmp_path
 
 
-def start(project, *words, **more):
+def start(project, *words, python=(sys.executable,), **more):
     """Run jax_start.py; return its exit code and what the script told."""
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(project / "jax"), **JAX, **more}
     done = subprocess.run(
-        [sys.executable, jax.START, *words],
+        [*python, jax.START, *words],
         cwd=project / "work",
         env=environ,
         capture_output=True,
@@ -155,5 +155,6 @@ def test_a_safe_path_stays_safe(project):
 
 def test_without_jax_it_says_so(project):
     """Our own jax.py beside the start file is not taken for JAX."""
-    code, err = start(project, "train.py", PYTHONPATH="")
+    no_packages = (sys.executable, "-S")
+    code, err = start(project, "train.py", python=no_packages, PYTHONPATH="")
     assert (1, "ModuleNotFoundError: No module named 'jax'") == (code, err.splitlines()[-1])
