@@ -12,6 +12,8 @@ from trainer_agent.commands.hostfile import HostfileOptions, written
 from trainer_agent.hostfile import parse
 from trainer_agent.testing import FakeHost
 
+pytestmark = pytest.mark.lab
+
 AGENT = (sys.executable, "-m", "trainer_agent", "hostfile")
 OPTIONS = HostfileOptions(None, None, None, None, None, implementation="openmpi", resolve=True, timeout=60, output=None)
 

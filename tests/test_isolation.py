@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from trainer_agent import isolation
 from trainer_agent.isolation import CrashedError, IsolatedError, TimedOutError, isolated, run_all
 
+pytestmark = pytest.mark.lab
+
 
 def hang():
     threading.Event().wait()

@@ -12,6 +12,8 @@ from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, Findi
 from trainer_agent.initializers import TransientError
 from trainer_agent.isolation import CrashedError, contained
 
+pytestmark = pytest.mark.lab
+
 # It says that it is at work, on standard error and through a pipe, once it is ready to be told to stop.
 SCRIPT = """
 import os, signal, sys, threading

@@ -219,6 +219,7 @@ def silent_server():
         yield {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.getsockname()[1])}
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     "arguments, environ, status",
     [

@@ -12,6 +12,8 @@ from trainer_agent.runner import run_checks
 from trainer_agent.testing import NO_DEVICES
 from trainer_agent.topology import read_topology
 
+pytestmark = pytest.mark.lab
+
 
 class Ready:
     """A check that needs no import."""

@@ -13,6 +13,8 @@ from trainer_agent import __version__
 from trainer_agent.bundle import agent_python, home, own_authorities, stored_authorities, training_python
 from trainer_agent.wrappers import is_wrapper
 
+pytestmark = pytest.mark.lab
+
 VERSION = f"trainer-agent, version {__version__}\n"
 POISON = "raise SystemExit('the image\\'s module was imported')\n"
 

@@ -8,6 +8,8 @@ import pytest
 
 from trainer_agent.bundle.contents import distributions, find_contents
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.fixture
 def site(tmp_path):

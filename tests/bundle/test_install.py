@@ -17,6 +17,8 @@ import pytest
 from trainer_agent.bundle.install import INCOMING, LOCK, install
 from trainer_agent.errors import FatalError, RetryError
 
+pytestmark = pytest.mark.lab
+
 
 def says(to):
     """Return what the program in a directory says when it is started."""

@@ -9,6 +9,8 @@ import pytest
 
 from trainer_agent.formats.html import write
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.fixture
 def rendered(tmp_path):

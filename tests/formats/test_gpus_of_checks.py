@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 
+import pytest
 from nvml_faults import FAULTS
 from nvml_machines import h100_sxm
 
 from trainer_agent.formats.gpus import grid
 
 
+@pytest.mark.lab
 def test_faults_stand_where_they_are(nvml_standin):
     """Eight rows though only two GPUs are named; the finding of each stands in its own row and column."""
     faulty = FAULTS["link-down"](FAULTS["remap-failed"](h100_sxm(), 5), 2)

@@ -143,6 +143,7 @@ def test_collisions_are_those_of_the_definition(names):
         assert (COLLISION, True) == (found[0], found[1] in against)
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     "name",
     [lambda n: f"{n:05}" + "/x" * (MOST_COMPONENTS - 1), lambda n: "x/" * (MOST_COMPONENTS - 1) + f"{n:05}"],

@@ -131,6 +131,7 @@ def test_what_is_no_file_is_neither_read_nor_written(tmp_path, name, use, what):
     assert is_untouched(elsewhere)
 
 
+@pytest.mark.lab
 def test_a_killed_agent_leaves_the_old_record_or_the_new(tmp_path):
     """Never half of one, at whatever moment it is killed; what it left is no obstacle."""
     script = f"""

@@ -209,6 +209,7 @@ def test_settings_that_make_no_sense(environ, code, named):
     assert "hunter22" not in caught.value.message
 
 
+@pytest.mark.lab
 def test_a_hundred_thousand_objects_need_little_memory():
     """Page by page: less than 120 MB at the peak."""
     thing = Thing(b"x")

@@ -14,6 +14,8 @@ import pytest
 
 from trainer_agent.launchers import several
 
+pytestmark = pytest.mark.lab
+
 DRIVER = """
 import os, sys
 from trainer_agent import log

@@ -16,6 +16,8 @@ import pytest
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 
+pytestmark = pytest.mark.lab
+
 DRIVER = """
 import dataclasses, json, os, signal, sys
 from trainer_agent import log

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from trainer_agent.mpi.world import Loss
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from trainer_agent.mpi.worker import ask, end_descendants, ranks, serve
 from trainer_agent.process import adopt_orphans, children_left, descendants, spawn
 from trainer_agent.testing import FakeHost
 
+pytestmark = pytest.mark.lab
+
 # Two ranks, one with a child of its own, and a daemon below the daemon, as Intel MPI has them.
 DAEMON = """#!/bin/sh
 [ "$1" = below ] || "${0%/*}/hydra_pmi_proxy" below &

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from trainer_agent.mpi.census import Expected
 from trainer_agent.mpi.world import Loss
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
 
 
 def test_all_begin_together(play):
@@ -197,7 +197,7 @@ def test_strangers_who_say_nothing_delay_nobody(play):
     assert (0, "ran\n", "") == finished(job.rank(0, 1, "echo", "ran"))
 
 
-@pytest.mark.parametrize("settings", [{}, pytest.param({"mpirun": STUBBORN}, marks=pytest.mark.lab)])
+@pytest.mark.parametrize("settings", [{}, {"mpirun": STUBBORN}])
 def test_ranks_that_never_come(play, settings):
     """After the time for that mpirun is ended, by force if need be, and so are the ranks that wait."""
     job = play(2, start_s=0.3, **settings)

@@ -14,6 +14,8 @@ import pytest
 from nvml_faults import FAULTS
 from nvml_machines import h100_sxm, mig, mig_uuid, uuid
 
+pytestmark = pytest.mark.lab
+
 BIN = Path(sys.executable).parent
 AGENT = str(BIN / "trainer-agent")
 ONE_CPU = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
@@ -172,7 +174,6 @@ def test_a_broken_driver_with_a_number_is_a_warning(nvml_standin, broken, words)
     assert expected == dry_run(nvml_standin, broken, PET_NPROC_PER_NODE="1")
 
 
-@pytest.mark.lab
 def test_a_hanging_driver_with_auto_asks_for_another_node(nvml_standin):
     """NVML gets ten seconds, in a process that can be killed."""
     expected = Run(20, "", "error", f"{ASKS} ({NO_ANSWER}: NVML gave no answer within 20 s)", "gpu-driver-broken")
@@ -230,7 +231,6 @@ def test_threads_that_the_user_chose_stay(nvml_standin):
     assert expected == omp_setting(nvml_standin, EIGHT, PET_NPROC_PER_NODE="auto", OMP_NUM_THREADS="3")
 
 
-@pytest.mark.lab
 @pytest.mark.parametrize("chosen", [None, "3"])
 def test_the_ranks_get_the_threads(nvml_standin, tmp_path, chosen):
     """torchrun alone would say 1 for two processes, and a chosen number stays."""

@@ -11,6 +11,8 @@ import pytest
 from nvml_faults import FAULTS
 from nvml_machines import bus_id, h100_sxm, uuid
 
+pytestmark = pytest.mark.lab
+
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 GPU_CHECKS = "gpu-count,gpu-health,gpu-memory,gpu-link,gpu-clocks"
 # GPU by GPU; what shows in messages of different lengths.
@@ -78,7 +80,6 @@ def test_two_faults_of_one_gpu_are_one_suspect(preflight):
     assert health["findings"][0]["message"].startswith(f"GPU 5 ({uuid(5)}, {bus_id(5)}): ")
 
 
-@pytest.mark.lab
 @pytest.mark.parametrize(
     "fault, finder, suspects, skipped",
     [
@@ -99,7 +100,6 @@ def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder
     assert report["duration_s"] < 25
 
 
-@pytest.mark.lab
 def test_a_check_alone_says_itself_that_the_driver_hangs(preflight):
     """Nobody else would."""
     code, report, _ = preflight(FAULTS["hung-driver"](h100_sxm(), 3), "--profile", "quick", "--checks", "gpu-health")

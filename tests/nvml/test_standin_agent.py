@@ -10,6 +10,8 @@ from trainer_agent.accelerators import Accelerators, find_accelerators
 from trainer_agent.nvml import NvmlDevices, read_nvml
 from trainer_agent.testing import FakeHost
 
+pytestmark = pytest.mark.lab
+
 EIGHT = tuple(uuid(i) for i in range(8))
 
 

@@ -19,6 +19,8 @@ from trainer_agent import __version__
 from trainer_agent.check import Options, Status
 from trainer_agent.testing import FakeHost, run_check
 
+pytestmark = pytest.mark.lab
+
 LIBRARY = "int ncclGetVersion(int* version) {{ *version = {}; return 0; }}"
 QUICK = Options(profile="quick")
 

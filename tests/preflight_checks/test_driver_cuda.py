@@ -10,6 +10,8 @@ from preflight_checks._gpus import Gpu
 from preflight_checks.driver_cuda import Torch, driver_cuda, judge, read_torch
 from trainer_agent.errors import Action, Severity
 
+pytestmark = pytest.mark.lab
+
 H100 = Gpu(0, uuid="GPU-0", name="NVIDIA H100", capability=(9, 0))
 B200 = Gpu(1, uuid="GPU-1", name="NVIDIA B200", capability=(10, 0))
 T4 = Gpu(0, name="Tesla T4", capability=(7, 5))

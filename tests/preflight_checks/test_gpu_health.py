@@ -17,6 +17,8 @@ from trainer_agent.process import adopt_orphans, descendants
 from trainer_agent.runner import run_checks
 from trainer_agent.testing import FakeHost, run_check
 
+pytestmark = pytest.mark.lab
+
 SRAM = 7
 
 

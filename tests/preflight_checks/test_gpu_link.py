@@ -11,6 +11,8 @@ from preflight_checks.gpu_link import deadline_s, gpu_link
 from trainer_agent.check import Options
 from trainer_agent.testing import FakeHost, run_check
 
+pytestmark = pytest.mark.lab
+
 HEALTHY_MASK = 0b0001_10101010
 
 

@@ -10,6 +10,8 @@ from preflight_checks._probes import FOLDER, NoTorchError, ProbeError, ask, ask_
 from trainer_agent.check import Options
 from trainer_agent.testing import FakeHost, context_on
 
+pytestmark = pytest.mark.lab
+
 PATH = {"PATH": os.environ["PATH"]}
 
 

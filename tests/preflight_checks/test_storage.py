@@ -120,6 +120,7 @@ def test_without_any_temporary_directory_torchrun_would_die(host, tmp_path):
     assert expected == found(run_check(storage, host))
 
 
+@pytest.mark.lab
 def test_paths_with_one_parent_do_not_disturb_each_other(tmp_path):
     chosen = [target(tmp_path / "new" / f"part-{i}", create=True) for i in range(8)]
 

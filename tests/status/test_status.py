@@ -16,7 +16,10 @@ from trainer_agent.initializers.progress import Progress
 from trainer_agent.status import LAST_S, find_endpoint, reporting
 
 # Python 3.12 and newer warn of it: the server runs in threads of this process.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 def children():
