@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import faults
-import psutil
 from ganglab import Member, results, start_gang
 from podlab import PORT, Lab, eventually
 
@@ -78,11 +76,7 @@ class Play:
 
 def torch_processes(member: Member) -> int:
     """Return how many processes of the torch side a node has."""
-    count = 0
-    for process in member.container.processes():
-        with suppress(psutil.Error):  # it ended just now
-            count += any("gang_probe.py" in word for word in process.cmdline())
-    return count
+    return sum(member.container.of_each(lambda p: any("gang_probe.py" in word for word in p.cmdline())))
 
 
 def absent(play: Play, rank: int) -> None:

@@ -331,6 +331,14 @@ class Container:
             return [first, *first.children(recursive=True)]
         return []
 
+    def of_each(self, ask: Callable[[psutil.Process], T]) -> list[T]:
+        """Return what `ask` says of each process, but for those that end meanwhile."""
+        answers = []
+        for process in self.processes():
+            with suppress(psutil.Error, OSError):
+                answers.append(ask(process))
+        return answers
+
     def listens(self, port: int) -> bool:
         """Return whether somebody in its network listens on `port`."""
         with suppress(OSError):

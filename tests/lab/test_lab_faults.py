@@ -189,7 +189,7 @@ def established(pod):
 
 def states(container):
     """Return whether each process of a container is stopped, PID 1 first."""
-    return [p.status() == psutil.STATUS_STOPPED for p in container.processes()]
+    return container.of_each(lambda p: p.status() == psutil.STATUS_STOPPED)
 
 
 def three_processes(pod):

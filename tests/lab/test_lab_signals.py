@@ -21,7 +21,7 @@ QUICK_S = 2.0  # of a grace of 30 s
 
 def importing_torch(container):
     """Whether torchrun is loading torch's libraries."""
-    return any("libtorch" in Path(f"/proc/{p.pid}/maps").read_text() for p in container.processes())
+    return any(container.of_each(lambda p: "libtorch" in Path(f"/proc/{p.pid}/maps").read_text()))
 
 
 def stop(container, *, within):

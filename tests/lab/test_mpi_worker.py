@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from mpilab import SSH_PORT, SSHD, USER_ID, MpiJob, script
 from podlab import AGENT, children, eventually
@@ -119,8 +120,9 @@ def test_the_configuration_is_on_memory_and_nobody_elses(mpi):
     assert {"id_rsa": 0o600, "sshd_config": 0o600} == {p.name: p.stat().st_mode & 0o777 for p in folder.iterdir()}
     assert TOKEN in (folder / "sshd_config").read_text()
     assert folder.stat().st_mode & 0o777 == 0o700
-    words = [word for p in container.processes() for word in p.cmdline()]
-    assert TOKEN not in " ".join(words)
+    commands = container.of_each(psutil.Process.cmdline)
+    assert commands
+    assert TOKEN not in str(commands)
     with_holder = Path(f"/proc/{container.pod.holder}/root/dev/shm")
     assert 143 == stop(container, within=10)[0]
     assert [] == list(with_holder.iterdir())

@@ -1,6 +1,5 @@
 """supervise: a real command as a child of a tiny program that does what PID 1 must do."""
 
-import gc
 import json
 import select
 import shlex
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -57,8 +57,12 @@ def gone(pid, *, within_s=5.0):
 
 
 def open_files():
-    gc.collect()  # what other tests left to be closed
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Return what is open in this process, each with its number."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the directory itself
+            found.add((path.name, path.readlink()))
+    return found
 
 
 def start(code, *, grace=10.0, feed="none", companion=None, shell="", script=""):
@@ -221,13 +225,14 @@ def test_an_orphan_that_holds_standard_error():
 @pytest.mark.parametrize("feed", [None, bytes])
 def test_a_command_that_cannot_start(name, reason, feed):
     """The kernel's answer becomes an error with a hint; signals and pipes are as before."""
-    before = (signal.pthread_sigmask(signal.SIG_BLOCK, []), open_files())
+    blocked, already_open = signal.pthread_sigmask(signal.SIG_BLOCK, []), open_files()
     with pytest.raises(FatalError) as refused:
         supervise([name], {"PATH": "/bin"}, grace_s=1, feed=feed)
     error = refused.value
     hint = "check the command after `--`, and that the training image has it on PATH"
     assert ("command-not-started", f"cannot start {name!r}: {reason}", hint) == (error.code, error.message, error.hint)
-    assert before == (signal.pthread_sigmask(signal.SIG_BLOCK, []), open_files())
+    assert blocked == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert set() == open_files() - already_open
 
 
 def test_cannot_start_names_the_command():
