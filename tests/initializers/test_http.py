@@ -193,6 +193,13 @@ def test_a_body_that_ends_early_or_stalls_may_pass(client, origin, path):
     assert unavailable(url, reason) == failure(client.request, "GET", url)
 
 
+def test_a_stall_over_tls_may_pass_too(secure, certificate):
+    url = f"{secure.url}/stalled"
+    client = HttpClient({"SSL_CERT_FILE": str(certificate)}, stall_s=0.2)
+
+    assert unavailable(url, "ReadTimeout") == failure(read, client, url)
+
+
 def test_what_came_before_the_cut_is_kept(client, origin):
     pieces = []
     with client.stream(f"{origin.url}/cut") as stream, pytest.raises(TransientError):

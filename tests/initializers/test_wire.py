@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 from authority import server_context
 
-from trainer_agent.initializers.wire import BUFFER_BYTES, CutError, UnframedError, Wire
+from trainer_agent.initializers import wire as wire_module
+from trainer_agent.initializers.wire import BUFFER_BYTES, ConnectTimeoutError, CutError, UnframedError, Wire
 
 BODY = bytes(range(256)) * 4096  # 1 MiB, several buffers
 
@@ -67,14 +68,16 @@ class Server:
 
 
 @pytest.fixture
-def serve():
+def serve(tmp_path):
     """Return a function that starts a server and returns it with a wire to it."""
     servers = []
 
-    def start(*answers, tls=None, stall_s=5.0):
-        server = Server(*answers, tls=tls)
+    def start(*answers, tls=False, stall_s=5.0):
+        context = server_context(tmp_path / "certificate") if tls else None
+        trusted = ssl.create_default_context(cafile=tmp_path / "certificate") if tls else None
+        server = Server(*answers, tls=context)
         servers.append(server)
-        return server, Wire(f"http://{server.netloc}", tls=None, stall_s=stall_s)
+        return server, Wire(f"{'https' if tls else 'http'}://{server.netloc}", tls=trusted, stall_s=stall_s)
 
     yield start
     for server in servers:
@@ -310,12 +313,13 @@ def test_a_cut_body_is_told(serve):
     assert b"".join(pieces) == BODY[:-1000]
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("answer", [None, plain(BODY)[:-1000]], ids=["head", "body"])
-def test_a_stall_is_given_up(serve, answer):
+def test_a_stall_is_given_up(serve, answer, tls):
     """After the seconds that were given."""
-    _, wire = serve(answer, None, stall_s=0.3)
+    _, wire = serve(answer, None, tls=tls, stall_s=0.3)
     began = time.monotonic()
-    with pytest.raises(BlockingIOError):
+    with pytest.raises(TimeoutError if tls else BlockingIOError):
         read(wire)
 
     assert 0.2 < time.monotonic() - began < 4
@@ -353,16 +357,21 @@ def test_each_thread_has_a_connection_of_its_own(serve):
     assert (answers, server.connections) == ([b"one", b"two"], 2)
 
 
-def test_tls(tmp_path):
+def test_tls(serve):
     """Large bodies come through, on one connection."""
-    context = server_context(tmp_path / "certificate")
-    trusted = ssl.create_default_context(cafile=tmp_path / "certificate")
-    server = Server(plain(BODY), plain(BODY), tls=context)
-    wire = Wire(f"https://{server.netloc}", tls=trusted, stall_s=5)
+    server, wire = serve(plain(BODY), plain(BODY), tls=True)
 
     assert [read(wire), read(wire)] == [BODY, BODY]
     assert server.connections == 1
-    server.close()
+
+
+def test_a_handshake_that_stalls_is_told(monkeypatch):
+    """Somebody accepts, and says nothing."""
+    monkeypatch.setattr(wire_module, "CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = Wire(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=ssl.create_default_context(), stall_s=5)
+        with pytest.raises(ConnectTimeoutError):
+            read(wire)
 
 
 def test_a_stranger_is_not_trusted(tmp_path):

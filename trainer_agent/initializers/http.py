@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# What the system's exceptions mean here; the first three end the kernel's time-out of a socket.
-REASONS = {
-    "BlockingIO": "ReadTimeout",
-    "SSLWantRead": "ReadTimeout",
-    "SSLWantWrite": "ReadTimeout",
-    "gaierror": "NameResolution",
-}
+# What the system's exceptions mean here: the first is the kernel's time-out of a socket, the second Python's.
+REASONS = {"BlockingIO": "ReadTimeout", "Timeout": "ReadTimeout", "gaierror": "NameResolution"}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ class UnframedError(Exception):
     """The answer is one for a whole client: its body ends with the connection, or it is not of HTTP/1.1."""
 
 
+class ConnectTimeoutError(OSError):
+    """Nobody has answered yet."""
+
+
 class CutError(ConnectionError):
     """The connection ended before the answer did."""
 
@@ -117,19 +121,29 @@ class Wire:
         return Answer(url, connection, self._kept, head, has_body=method != "HEAD")
 
     def _connect(self) -> _Connection:
-        plain = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
         try:
+            plain = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected = self.tls.wrap_socket(plain, server_hostname=self.host) if self.tls else plain
+            return self._secured(plain, self.tls) if self.tls else self._blocking(plain)
+        except TimeoutError as error:
+            raise ConnectTimeoutError from error
+
+    def _secured(self, plain: socket.socket, tls: ssl.SSLContext) -> _Connection:
+        try:
+            connected = tls.wrap_socket(plain, server_hostname=self.host)
         except OSError:
             plain.close()
             raise
+        connected.settimeout(self.stall_s)  # Python's own: after the kernel's, its ssl module asks again for ever
+        return _Connection(connected, is_tls=True)
+
+    def _blocking(self, plain: socket.socket) -> _Connection:
         # A time-out of the kernel's leaves the socket blocking, so that one call can wait for a whole buffer.
-        connected.settimeout(None)
+        plain.settimeout(None)
         seconds = struct.pack("ll", int(self.stall_s), int(self.stall_s % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, seconds)
-        return _Connection(connected, is_tls=self.tls is not None)
+            plain.setsockopt(socket.SOL_SOCKET, option, seconds)
+        return _Connection(plain, is_tls=False)
 
 
 class _Connection:
