@@ -215,7 +215,7 @@ def isolated(function: Callable[[], Any], *, timeout_s: float) -> Any:
     return answer.value
 
 
-def contained(function: Callable[[], Any], *, grace_s: float) -> Any:
+def contained(function: Callable[[], Any], *, grace_s: float, timeout_s: float = math.inf) -> Any:
     """
     Return what `function` returns in a forked child that takes its threads and its memory with it.
 
@@ -223,14 +223,15 @@ def contained(function: Callable[[], Any], *, grace_s: float) -> Any:
 
     Raises:
         AgentError: as `function` raised it.
+        TimedOutError: no answer in time; the child and its process group are killed.
         CrashedError: the child ended without an answer.
     """
     child = None
     try:
         with termination_held():
-            child = _Child(lambda: _outcome(function), math.inf, default_signals=False)
+            child = _Child(lambda: _outcome(function), timeout_s, default_signals=False)
         # What was held back comes here, where the child hears of it.
-        child.listen(math.inf)
+        child.listen(child.started + timeout_s)
     except Terminated as error:
         if child:
             with suppress(ProcessLookupError):

@@ -55,6 +55,19 @@ def test_termination_leaves_all_for_the_next_run(cluster, cache):
     assert cluster.names() == ALL
 
 
+def test_time_that_is_up_is_told_and_cleaned_up(cluster, cache, tmp_path):
+    """As `init` does it: the reason is the cache's own, and nothing of this run stays."""
+    command = [sys.executable, "-m", "trainer_agent", "init", "dataset", "--timeout", "2"]
+    environ = (
+        os.environ | cache().environ | {"STORAGE_URI": "cache://schema/table", "OUTPUT_PATH": str(tmp_path / "to")}
+    )
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == ExitCode.RETRY
+    assert "cache-not-ready" in done.stderr.splitlines()[-1]
+    assert cluster.names() == {TRAIN_JOB}
+
+
 def test_cleaning_up_that_is_refused_hides_nothing(cluster, cache, capsys):
     """Kubeflow's own ClusterRole may delete ServiceAccounts only."""
     cluster.denied |= {("delete", "leaderworkersets"), ("delete", "services")}

@@ -2,8 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -52,6 +55,38 @@ def test_all_fetches_both(s3, tree, tmp_path):
 
     assert code == 0
     assert tree(tmp_path) == {"dataset/single.bin": b"one object", "model/data2.txt": b"not mine either"}
+
+
+@pytest.mark.lab
+def test_a_list_without_an_end_ends_with_the_timeout(tmp_path):
+    """The server sends a byte now and then, so no read of its answer ever stalls."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, dripping(listener):
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        env = {"STORAGE_URI": "s3://bucket/data", "OUTPUT_PATH": str(tmp_path / "to"), "ENDPOINT": endpoint}
+        keys = {"ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key"}
+        code, log, _ = run("dataset", "--timeout", "1", env=env | keys)
+
+    assert (code, log[-1]["code"]) == (20, "fetch-timeout")
+
+
+@contextmanager
+def dripping(listener):
+    """Answer whoever asks with a body that never ends."""
+    over = threading.Event()
+
+    def drip():
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not over.wait(0.2):
+                    connection.sendall(b" ")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join(5)
 
 
 def test_a_hostile_name_writes_nothing(s3, tree, tmp_path):

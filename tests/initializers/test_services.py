@@ -6,7 +6,7 @@ import time
 import pytest
 
 from trainer_agent.errors import FatalError, RetryError
-from trainer_agent.initializers.services import Setup
+from trainer_agent.initializers.services import LATE_S, Setup
 
 
 class Service:
@@ -46,10 +46,20 @@ def test_an_error_ends_both_the_fetch_and_the_wait():
             look()
 
 
-def test_time_is_bounded():
-    """A service that never comes is named."""
+def test_one_that_is_late_says_why_itself():
+    """It has to remove what it made, which takes some seconds more."""
     release = threading.Event()
-    setup = Setup([Service(until=release)], deadline=time.monotonic() + 0.2)
+    late = Service(error=RetryError("cache-not-ready", "1 of 3 pods ready"), until=release)
+    setup = Setup([late], deadline=time.monotonic() - 1)
+    threading.Timer(0.3, release.set).start()
+    with pytest.raises(RetryError, match="1 of 3 pods ready"):
+        setup.finish()
+
+
+def test_time_is_bounded():
+    """A service that never comes back is named."""
+    release = threading.Event()
+    setup = Setup([Service(until=release)], deadline=time.monotonic() + 0.2 - LATE_S)
     with pytest.raises(RetryError, match="cache://test does not serve in time"):
         setup.finish()
     release.set()

@@ -12,8 +12,8 @@ import click
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.errors import AgentError, ExitCode, FatalError, RetryError
-from trainer_agent.initializers import shown_uri
-from trainer_agent.isolation import CrashedError, contained
+from trainer_agent.initializers import CLEANUP_S, SERVICES, shown_uri
+from trainer_agent.isolation import CrashedError, TimedOutError, contained
 from trainer_agent.log import get_logger
 from trainer_agent.status import reporting
 
@@ -28,6 +28,8 @@ KINDS = ("dataset", "model")
 VERIFY = ("auto", "size", "full")
 # A second less than the two within which SIGTERM is to be obeyed.
 GRACE_S = 1.0
+# What obeys --timeout has said so by then.
+LATE_S = 5.0
 
 
 @click.group()
@@ -198,14 +200,10 @@ def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], te
         hint = "set TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH and TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH to different ones"
         raise FatalError("output-path-shared", f"dataset and model would both go to {paths.pop()}", hint=hint)
     try:
-        done: Summary = contained(lambda: _fetch_here(kinds, bounds, tell), grace_s=GRACE_S)
+        done = _fetch_contained(kinds, bounds, tell)
     except AgentError as error:
         tell(init_exit_code=int(error.exit_code))
         raise
-    except CrashedError as error:
-        if error.trace:
-            raise
-        raise _killed(error) from error
     if done.fetched_files:
         facts = {"init_bytes_done": done.fetched_size, "init_files_done": done.fetched_files}
         tell(**facts, init_seconds_left=0, init_exit_code=0)
@@ -222,6 +220,25 @@ def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], te
         phases=done.phases,
     )
     return ExitCode.PASS
+
+
+def _fetch_contained(
+    kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], tell: Callable[..., None]
+) -> Summary:
+    """Fetch in a child, which ends with --timeout whatever it waits for, and not from here on if it is killed."""
+    served = any(options["storage_uri"].strip().partition(":")[0] in SERVICES for options in kinds.values())
+    timeout_s = bounds["timeout"] + LATE_S + CLEANUP_S * served
+    try:
+        done: Summary = contained(lambda: _fetch_here(kinds, bounds, tell), grace_s=GRACE_S, timeout_s=timeout_s)
+    except TimedOutError as error:
+        hint = "raise --timeout, or look at the source and the volume; what has arrived is kept"
+        raise RetryError("fetch-timeout", f"the time is up: {error}", hint=hint) from error
+    except CrashedError as error:
+        if error.trace:
+            raise
+        hint = "if it was for memory, raise the container's limit or lower --streams; what has arrived is kept"
+        raise RetryError("fetch-killed", f"the fetch was ended from outside: {error}", hint=hint) from error
+    return done
 
 
 def _fetch_here(
@@ -263,8 +280,3 @@ def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:
         checksums=read_checksums(options["checksums"]) if options["checksums"] else {},
         verify=options["verify"],
     )
-
-
-def _killed(error: CrashedError) -> RetryError:
-    hint = "if it was for memory, raise the container's limit or lower --streams; what has arrived is kept"
-    return RetryError("fetch-killed", f"the fetch was ended from outside: {error}", hint=hint)

@@ -36,6 +36,8 @@ SERVICES = {"cache": "trainer_agent.initializers.cache:CacheSource"}
 STALL_S = 30.0
 # How long a question, such as for a list, is repeated.
 PATIENCE_S = 120.0
+# How long a service that did not come up takes to remove what it has made.
+CLEANUP_S = 15.0
 # The directory of our own in a destination: unfinished files, journal, record, lock.
 HIDDEN = ".trainer-agent"
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import AgentError, FatalError
-from trainer_agent.initializers import TransientError, cache_manifests
+from trainer_agent.initializers import CLEANUP_S, TransientError, cache_manifests
 from trainer_agent.initializers.cache_api import (
     LEADER_WORKER_SET,
     SERVICE,
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from trainer_agent.initializers.cache_api import Api, Kind
     from trainer_agent.initializers.cache_settings import Settings
-
-# A failed pod has already waited long enough; what is left over goes with its TrainJob.
-CLEANUP_S = 15.0
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import RetryError
+from trainer_agent.initializers import CLEANUP_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from trainer_agent.initializers import Service
 
 LOOK_S = 0.1
+LATE_S = CLEANUP_S + 2.0
 
 
 class Setup:
@@ -40,6 +42,8 @@ class Setup:
         """
         Return once all serve.
 
+        One that is not ready in time says so itself, once it has removed what it had made.
+
         Raises:
             AgentError: one cannot, or is not ready in time.
         """
@@ -47,7 +51,7 @@ class Setup:
             while thread.is_alive():
                 thread.join(LOOK_S)  # short, so that a signal is seen
                 self.check()
-                if time.monotonic() > self.deadline:
+                if time.monotonic() > self.deadline + LATE_S:
                     hint = "raise --timeout, or look at its pods"
                     raise RetryError("service-timeout", f"{thread.name} does not serve in time", hint=hint)
         self.check()
