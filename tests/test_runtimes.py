@@ -1,17 +1,34 @@
 """The manifests of runtimes/: fields that the APIs have, restricted containers, policies that do what we say."""
 
+import json
 import re
+import shutil
+import subprocess
 import typing
 
 import kubeflow_trainer_api.models as trainer_api
 import kubernetes.client
 import pytest
 import yaml
+from controller import ANCESTOR, render
 from manifests import EXAMPLES, RUNTIMES, containers, documents, jobs, runtime, trainjob
 
 from trainer_agent import __version__
+from trainer_agent.accelerators import Accelerators
+from trainer_agent.nproc import decide
+from trainer_agent.status import ATTEMPT
 from trainer_agent.termination import GRACE_S
 
+OVERLAY = RUNTIMES.parent / "overlays" / "gpus"
+KUSTOMIZATIONS = [RUNTIMES / "kustomization.yaml", *sorted(OVERLAY.parent.rglob("kustomization.yaml"))]
+# All that train and all that check, but with Dynamic Resource Allocation, where a claim gives the GPUs.
+GPUS = sorted(
+    (name, job, container, {"nvidia.com/gpu": 8})
+    for name in set(EXAMPLES) - {"torch-distributed-dra"}
+    for job, spec in jobs(runtime(name)).items()
+    for container in containers(spec)
+    if container in {"node", "preflight"}
+)
 FILES = sorted(path for path in RUNTIMES.rglob("*.yaml") if path.name != "kustomization.yaml")
 TRAINER_KINDS = {
     "ClusterTrainingRuntime": trainer_api.TrainerV1alpha1ClusterTrainingRuntime,
@@ -120,25 +137,57 @@ def test_the_kustomization_has_every_runtime_and_every_image_of_ours():
     assert {__version__} == {image["newTag"] for image in kustomization["images"]}
 
 
-def test_the_overlay_gives_gpus_to_all_that_train_and_all_that_check():
-    (overlay,) = documents(RUNTIMES / "gpus" / "kustomization.yaml")
-    want = [
-        (patch["target"]["name"], job, name)
-        for patch in overlay["patches"]
-        for job, spec in jobs(runtime(patch["target"]["name"])).items()
-        for name in containers(spec)
-        if name in {"node", "preflight"}
-    ]
-    have = []
-    for patch in overlay["patches"]:
-        document = patched(runtime(patch["target"]["name"]), yaml.safe_load(patch["patch"]))
-        for job, spec in jobs(document).items():
-            for name, container in containers(spec).items():
-                if {"nvidia.com/gpu": 8} == container.get("resources", {}).get("limits"):
-                    have.append((document["metadata"]["name"], job, name))
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=[path.parent.name for path in KUSTOMIZATIONS])
+def test_what_a_kustomization_takes_is_there_and_is_no_folder_above_it(path):
+    """Kustomize would call that a cycle."""
+    resources = [(path.parent / name).resolve() for name in documents(path)[0]["resources"]]
 
-    assert want == have
-    assert {"torch-distributed-dra"} == set(EXAMPLES) - {patch["target"]["name"] for patch in overlay["patches"]}
+    assert [] == [place for place in resources if not place.exists()]
+    assert [] == [place for place in resources if path.resolve().is_relative_to(place)]
+
+
+def test_the_overlay_gives_gpus_to_all_that_train_and_all_that_check():
+    assert GPUS == gpus(overlaid().values())
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("folder, wanted", [(RUNTIMES, []), (OVERLAY, GPUS)], ids=["runtimes", "overlay"])
+def test_kubectl_renders_runtimes_and_overlay(folder, wanted):
+    _needs_kubectl()
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60, check=False)
+
+    assert "" == done.stderr
+    rendered = list(yaml.safe_load_all(done.stdout))
+    assert set(EXAMPLES) == {document["metadata"]["name"] for document in rendered}
+    assert wanted == gpus(rendered)
+
+
+def _needs_kubectl():
+    """Skip where kubectl is missing, or brings the kustomize 2 that it had for years."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    words = ["kubectl", "version", "--client", "--output", "json"]
+    version = json.loads(subprocess.run(words, capture_output=True, timeout=60, check=True).stdout)["clientVersion"]
+    if (int(version["major"]), int(version["minor"].rstrip("+"))) < (1, 21):
+        pytest.skip(f"kubectl {version['gitVersion']} brings an older kustomize than 4, and 1.21 is wanted")
+
+
+def gpus(found):
+    """Return (runtime, job, container, limits) of all containers with NVIDIA GPUs."""
+    return sorted(
+        (document["metadata"]["name"], job, name, container["resources"]["limits"])
+        for document in found
+        for job, spec in jobs(document).items()
+        for name, container in containers(spec).items()
+        if "nvidia.com/gpu" in container.get("resources", {}).get("limits", {})
+    )
+
+
+def overlaid():
+    """Return the runtimes by name, with the overlay's patches; without kubectl, which is not everywhere."""
+    (overlay,) = documents(OVERLAY / "kustomization.yaml")
+    patches = {patch["target"]["name"]: yaml.safe_load(patch["patch"]) for patch in overlay["patches"]}
+    return {name: patched(runtime(name), patches.get(name, [])) for name in EXAMPLES}
 
 
 def patched(document, operations):
@@ -152,6 +201,52 @@ def patched(document, operations):
         assert last not in place
         place[last] = operation["value"]
     return document
+
+
+@pytest.mark.parametrize("name", ["mpi", "torch"])
+def test_an_image_made_of_yours_keeps_your_labels(name):
+    """Title and licence of a training image are its owner's to say."""
+    dockerfile = RUNTIMES.parent / "images" / name / "Dockerfile"
+
+    assert [] == re.findall(r"^\s*LABEL.*", dockerfile.read_text(), re.MULTILINE | re.IGNORECASE)
+
+
+def processes(definition, job):
+    """Return what the controller says to all that has PET_*, and what the agent makes of it on eight GPUs."""
+    (asked,) = {
+        variable["value"]
+        for pod in render(definition, job)
+        for container in containers({"template": pod.manifest}).values()
+        for variable in container.get("env", [])
+        if "PET_NPROC_PER_NODE" == variable["name"]
+    }
+    number = decide(int(asked) if asked.isdigit() else asked, Accelerators("nvidia", 8, "NVML"), cpus=64).value
+    return asked, number
+
+
+def test_the_example_with_gpus_repeats_those_of_the_runtime():
+    """The controller counts in the TrainJob's resources where it has any, and never in the runtime's besides."""
+    (job,) = documents(RUNTIMES / "examples" / "torch-gpus.yaml")
+    gated, trainer = overlaid()["torch-distributed-preflight"], job["spec"]["trainer"]
+    complete = processes(gated, job)
+    del trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+    trainer["resourcesPerNode"]["requests"]["cpu"] = "2"
+    forgotten = processes(gated, job)
+    trainer["numProcPerNode"] = 8
+    numbered = processes(gated, job)
+    del trainer["numProcPerNode"], trainer["resourcesPerNode"]
+
+    assert [("auto", 8), ("2", 2), ("8", 8)] == [complete, forgotten, numbered]
+    assert ("auto", 8) == processes(gated, job)
+
+
+def test_the_example_with_claims_says_how_many_processes():
+    """The controller counts no claims, and the runtime's four CPUs would be four processes."""
+    claimed, job = runtime("torch-distributed-dra"), trainjob("torch-distributed-dra")
+    said = processes(claimed, job)
+    del job["spec"]["trainer"]["numProcPerNode"]
+
+    assert [("8", 8), ("4", 4)] == [said, processes(claimed, job)]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -216,7 +311,7 @@ def jobset_action(document, reason, message):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_exit_code_decides_whether_the_job_is_tried_again(name):
-    """30 ends it, 20 and the user's own codes start all nodes again, a disruption does not even count."""
+    """30 ends it, 20 and the user's own codes start all nodes again, a pod disrupted first does not even count."""
     document = runtime(name)
     for job in (spec for name, spec in jobs(document).items() if not name.endswith("-initializer")):
         fatal = FAILED_MESSAGE.format(container="preflight", code=30)
@@ -246,3 +341,20 @@ def test_every_bash_finds_the_installed_torchrun_first(name):
     assert ["install", "--to", "/agent"] == found["install"]["args"]
     assert "/agent/bash_env" == env["BASH_ENV"]
     assert {"name": "agent", "mountPath": "/agent", "readOnly": True} in found["node"]["volumeMounts"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_all_that_may_speak_of_the_status_knows_when_the_job_starts_again(name):
+    """It would take away what training said; the controller injects the status's address into the trainer job."""
+    (template,) = [
+        job["template"]
+        for job in runtime(name)["spec"]["template"]["spec"]["replicatedJobs"]
+        if "trainer" == job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR)
+    ]
+    wanted = {
+        "name": ATTEMPT,
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"}},
+    }
+
+    found = containers(template["spec"])
+    assert [] == [each for each in found if each != "install" and wanted not in found[each].get("env", [])]
