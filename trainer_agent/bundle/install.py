@@ -53,7 +53,7 @@ def install(contents: Contents, to: Path) -> Installed:
     """
     Make `to` hold the program, and nothing of older versions but the one that it replaces.
 
-    Somebody may be starting or running that one; the next installation removes it.
+    Somebody may be starting or running that one; the next installation of another version removes it.
 
     Raises:
         FatalError: the directory is none, is not writable, or programs in it cannot start.
@@ -71,7 +71,8 @@ def install(contents: Contents, to: Path) -> Installed:
             if copied:
                 _bring(contents, to, target)
             _switch(contents, to)
-            _remove_versions(to, but={contents.name, replaced})
+            if replaced != contents.name:  # the other nodes of a job install the same into a volume that they share
+                _remove_versions(to, but={contents.name, replaced})
     except OSError as error:
         _refuse(error, to)
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
