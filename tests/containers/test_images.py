@@ -12,6 +12,7 @@ pytestmark = pytest.mark.containers
 
 OURS = ("agent", "agent:torch", "agent:cache", "agent-torch", "agent-mpi", "agent-dataset-initializer",
         "agent-model-initializer")  # fmt: skip
+FROM_YOURS = ("agent-torch", "agent-mpi")
 # The user that each starts as: where volumes may be root's, Kubeflow's own images are, too.
 USERS = {"agent": "1000:1000", "agent:torch": "1000:1000", "agent-mpi": "1000:1000", "agent-torch": "0",
          "agent-dataset-initializer": "0:0", "agent-model-initializer": "0:0"}  # fmt: skip
@@ -48,13 +49,21 @@ def test_every_image_runs_as_the_user_that_its_documentation_says(name, user):
     assert user == inspected(name)["Config"]["User"]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_image_says_what_it_is(name):
+@pytest.mark.parametrize("name", [name for name in OURS if name not in FROM_YOURS])
+def test_an_image_of_ours_says_what_it_is(name):
     labels = inspected(name)["Config"]["Labels"]
 
     assert "Apache-2.0" == labels["org.opencontainers.image.licenses"]
     assert labels["org.opencontainers.image.title"].startswith("trainer-agent")
     assert labels["org.opencontainers.image.description"]
+
+
+@pytest.mark.parametrize("name", FROM_YOURS)
+def test_an_image_made_of_yours_says_nothing_of_its_own(name):
+    """Title and licence of a training image are its owner's to say; the one here has none."""
+    labels = inspected(name)["Config"]["Labels"] or {}
+
+    assert [] == [key for key in labels if key.startswith("org.opencontainers.image.")]
 
 
 def test_the_init_image_says_its_version_and_revision():
