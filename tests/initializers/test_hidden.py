@@ -13,7 +13,7 @@ from fetching import bring, hidden, tree
 from memory_source import Memory
 from strange import NO_DIRECTORIES, NO_FILES, is_untouched, make_elsewhere
 
-from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, record
 from trainer_agent.initializers.hidden import open_plain, prepare
 from trainer_agent.initializers.journal import part_name
@@ -291,12 +291,29 @@ def test_a_lock_that_cannot_be_had_where_one_could_write_is_an_error(ours):
 
     def enter():
         source = Memory(FILES)
-        with pytest.raises(RetryError) as caught:
+        with pytest.raises(FatalError) as caught:
             bring(source, as_nobody(ours.parent))
         return caught.value.code, caught.value.message, source.served.total()
 
     message = f"cannot write to .: Permission denied ({HIDDEN}/lock)"
     assert ("destination-not-writable", message, 0) == isolated(enter, timeout_s=20)
+
+
+def test_a_volume_of_somebody_else_is_told_with_both_users(tmp_path):
+    """As where fsGroup is not applied: another try changes nothing."""
+    tmp_path.chmod(0o555)
+    owner = tmp_path.stat()
+
+    def enter():
+        with pytest.raises(FatalError) as caught:
+            bring(Memory(FILES), as_nobody(tmp_path))
+        return caught.value.message, caught.value.hint, os.geteuid()
+
+    message, hint, user = isolated(enter, timeout_s=20)
+
+    assert f"cannot write to .: Permission denied ({HIDDEN})" == message
+    assert hint.startswith(f"make the volume writable for uid {user}, groups ")
+    assert hint.endswith(f"; . is of {owner.st_uid}:{owner.st_gid}, mode 0555")
 
 
 # --- what a record or a journal that somebody else wrote cannot do

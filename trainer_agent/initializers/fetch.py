@@ -147,7 +147,8 @@ def _transfer(
         try:
             transfer.run(tick)
         except OSError as error:
-            raise _disk_error(deliveries[0].order.destination, error) from error
+            delivery = next((d for d in deliveries if transfer.failed in d.incoming), deliveries[0])
+            raise _disk_error(delivery.order.destination, error) from error
 
 
 @contextmanager
@@ -226,8 +227,18 @@ def _disk_error(destination: Path, error: OSError) -> AgentError:
         message = f"{destination} is full: {error.strerror}"
         return RetryError("no-space", message, hint="give the volume more space; what has arrived is kept")
     name = f" ({error.filename})" if error.filename else ""
-    return RetryError(
-        "destination-not-writable",
-        f"cannot write to {destination}: {error.strerror}{name}",
-        hint="check the volume, its free space and fsGroup",
-    )
+    message = f"cannot write to {destination}: {error.strerror}{name}"
+    if error.errno in {errno.EACCES, errno.EPERM}:  # the same on every node
+        groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
+        hint = f"make the volume writable for uid {os.geteuid()}, groups {groups}{_owned(destination)}"
+        return FatalError("destination-not-writable", message, hint=hint)
+    return RetryError("destination-not-writable", message, hint="check the volume, and whether it is mounted read-only")
+
+
+def _owned(place: Path) -> str:
+    """Say whose a directory is, or the nearest one above it that can be looked at."""
+    for path in (place, *place.parents):
+        with suppress(OSError):
+            facts = path.stat()
+            return f"; {path} is of {facts.st_uid}:{facts.st_gid}, mode {facts.st_mode & 0o7777:04o}"
+    return ""
