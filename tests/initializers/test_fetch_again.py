@@ -190,6 +190,40 @@ def test_offline_a_complete_destination_is_enough(tmp_path):
         bring(Offline({}), tmp_path)
 
 
+def test_offline_another_selection_is_not_there(tmp_path):
+    """What a narrower one left is a part of what is wanted now."""
+
+    class Offline(Memory):
+        def entries(self):
+            raise OfflineError("hub-offline", "nobody may ask")
+
+    bring(Memory({"config.json": b"{}", "weights": b"w"}), tmp_path, allow=("*.json",))
+
+    bring(Offline({}), tmp_path, allow=("*.json",))
+    with pytest.raises(OfflineError):
+        bring(Offline({}), tmp_path, allow=("*",))
+
+
+def test_a_model_does_not_replace_a_dataset(tmp_path):
+    """Of two initializers with one OUTPUT_PATH the second would remove what the first has fetched."""
+    bring(Memory({"a": b"1"}, uri="memory://one"), tmp_path)
+
+    with pytest.raises(FatalError, match="holds the dataset of memory://one, and a model is to go there") as refused:
+        bring(Memory({"b": b"2"}, uri="memory://two"), tmp_path, kind="model")
+
+    assert ("output-path-shared", {"a": b"1"}) == (refused.value.code, tree(tmp_path))
+
+
+def test_what_is_removed_is_told(tmp_path, capsys):
+    """With the source that it came from."""
+    bring(Memory({"a": b"1", "b": b"2"}, uri="memory://one"), tmp_path)
+    bring(Memory({"b": b"2", "c": b"3"}, uri="memory://two"), tmp_path)
+
+    said = capsys.readouterr().out
+    assert "removing what was fetched earlier and is not wanted any more" in said
+    assert "fetched_from=memory://one" in said
+
+
 def test_a_list_of_checksums_that_names_other_files_is_refused(tmp_path):
     """It was made for something else; names that patterns leave out are fine."""
     known = {"f": sha256(b"abc"), "ignored.md": sha256(b"x")}

@@ -27,6 +27,49 @@ def test_a_directory_is_copied_whole(tree, tmp_path):
     assert tree(tmp_path / "out") == tree(source)
 
 
+def test_links_are_followed(tree, tmp_path):
+    """To files and directories, inside and outside, as `cp -rL` does."""
+    source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
+    (source / "deep").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "b").write_bytes(b"b")
+    (source / "train").symlink_to(elsewhere)
+    (source / "deep" / "again").symlink_to(source / "train")
+    (source / "c").symlink_to("train/b")
+
+    bring(f"file://{source}", tmp_path / "out")
+
+    assert tree(tmp_path / "out") == {"train/b": b"b", "deep/again/b": b"b", "c": b"b"}
+
+
+@pytest.mark.parametrize("target, why", [("nowhere", "which does not exist"), (".", "which it lies in")])
+def test_a_link_that_leads_to_no_data_is_named(tmp_path, target, why):
+    """Nothing is left out without a word."""
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "a").write_bytes(b"a")
+    (source / "deep" / "link").symlink_to(source / target)
+
+    with pytest.raises(FatalError) as refused:
+        bring(f"file://{source}", tmp_path / "out")
+
+    message = f"{source}/deep/link is a link to {source / target}, {why}"
+    assert ("source-link-unusable", message) == (refused.value.code, refused.value.message)
+
+
+def test_a_volume_of_a_config_map_has_each_file_once(tree, tmp_path):
+    """The kubelet keeps the files beside the links to them."""
+    source = tmp_path / "source"
+    (source / "..2026_11_22_01_02_03.4").mkdir(parents=True)
+    (source / "..2026_11_22_01_02_03.4" / "key").write_bytes(b"value")
+    (source / "..data").symlink_to("..2026_11_22_01_02_03.4")
+    (source / "key").symlink_to("..data/key")
+
+    bring(f"file://{source}", tmp_path / "out")
+
+    assert tree(tmp_path / "out") == {"key": b"value"}
+
+
 def test_a_single_file(tree, tmp_path):
     """A URI may name one file."""
     (tmp_path / "one.bin").write_bytes(b"one")

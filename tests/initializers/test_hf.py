@@ -275,12 +275,14 @@ def test_offline_nothing_is_asked(hub, source):
     assert list(source(HF_HUB_OFFLINE="0").entries())
 
 
-@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
-def test_authority_of_ones_own(contents, tmp_path, variable):
-    """Mirrors have their own; both ways trust it once it is named, and nothing before."""
+@pytest.mark.parametrize("more", [{}, {"AWS_CA_BUNDLE": "/of/an/s3/server"}], ids=["alone", "beside-s3"])
+def test_authority_of_ones_own(contents, tmp_path, more):
+    """Mirrors have their own; it is trusted once it is named, and nothing before; an S3 server's is no matter."""
     with Hub(tls=server_context(tmp_path / "both.pem")) as hub:
         hub.repository(DATASET).commit(FILES)
-        opened = HubSource("org/name", {"HF_ENDPOINT": hub.endpoint, variable: str(tmp_path / "both.pem")})
+        opened = HubSource(
+            "org/name", {"HF_ENDPOINT": hub.endpoint, "SSL_CERT_FILE": str(tmp_path / "both.pem"), **more}
+        )
 
         assert FILES == contents(opened)
         assert BIG[5:9] == read(opened, entry_of(opened, "big.bin"), 5, 9)

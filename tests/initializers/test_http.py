@@ -235,7 +235,7 @@ def test_what_is_no_address_is_refused(client, url):
 
 
 def test_an_unknown_authority_is_refused(client, secure):
-    hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
+    hint = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
     message = f"{secure.url}/whole has no trusted certificate"
 
     assert (FatalError, "certificate-refused", message, hint) == failure(client.request, "GET", f"{secure.url}/whole")

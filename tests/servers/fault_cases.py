@@ -160,7 +160,7 @@ CASES = (
     Case(
         "503-for-ever",
         "503 for ever",
-        "tried until --timeout",
+        "a range is tried ten times, about a minute, and not longer than --timeout",
         ({"match": BIG, "answer": s3_error(503, "SlowDown"), "times": None},),
         code=20,
         error="fetch-timeout",
@@ -170,7 +170,7 @@ CASES = (
     Case(
         "503-list-for-ever",
         "503 for ever, already to the list",
-        "tried until --timeout",
+        "tried for two minutes, and not longer than --timeout",
         ({"match": LIST, "answer": s3_error(503, "SlowDown"), "times": None},),
         code=20,
         args=("--timeout", "4"),

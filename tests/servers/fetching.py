@@ -20,8 +20,8 @@ BIG = BLOCK * 130 + b"the end"  # three ranges of 64 MiB, nine of 16 MiB
 FEW = Bounds(attempts=2, timeout_s=60)
 
 
-def order(source, destination, **more):
-    return Order("dataset", source, destination, **more)
+def order(source, destination, *, kind="dataset", **more):
+    return Order(kind, source, destination, **more)
 
 
 def bring(source, destination, *, bounds=None, **more):

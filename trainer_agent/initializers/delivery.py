@@ -61,6 +61,11 @@ class Order:
         """The directory of our own in the destination."""
         return self.destination / HIDDEN
 
+    @property
+    def selection(self) -> str:
+        """What chooses among the files of the source."""
+        return f"allow={self.allow} ignore={self.ignore}"
+
 
 class Delivery:
     """
@@ -106,6 +111,7 @@ class Delivery:
         Raises:
             AgentError: nothing is there, a name is refused, or the source does not answer.
         """
+        self._refuse_another_kind()
         self._list()
         damaged = self._damaged() if self.order.verify == "full" else frozenset()
         for path, entry in self.entries.items():
@@ -163,6 +169,16 @@ class Delivery:
         if "disk" in self.__dict__:
             self.disk.close()
 
+    def _refuse_another_kind(self) -> None:
+        """What is there and not in the source would be removed: a model must not replace a dataset."""
+        earlier, order = self.earlier, self.order
+        if earlier and earlier.kind not in {"", order.kind}:
+            raise FatalError(
+                "output-path-shared",
+                f"{order.destination} holds the {earlier.kind} of {earlier.source}, and a {order.kind} is to go there",
+                hint=f"give the {order.kind} another OUTPUT_PATH, or remove {order.hidden} if it may be replaced",
+            )
+
     def _list(self) -> None:
         order = self.order
         try:
@@ -193,9 +209,9 @@ class Delivery:
                 get_logger().warning("--checksums does not name all files", lacking=lacking)
 
     def _is_whole(self) -> bool:
-        """Return whether all that the record of this very source names is in place."""
-        earlier = self.earlier
-        if earlier is None or earlier.source != self.order.source.uri:
+        """Return whether all that the record of this very source and selection names is in place."""
+        earlier, order = self.earlier, self.order
+        if earlier is None or (earlier.source, earlier.selection) != (order.source.uri, order.selection):
             return False
         self.order.source.revision = earlier.revision
         return all(earlier.matches(self.order.destination / path, path) for path in earlier.files)
@@ -271,6 +287,9 @@ class Delivery:
         )
 
     def _remove_stale(self) -> None:
+        if self.stale and self.earlier:
+            facts = {"files": len(self.stale), "first": min(self.stale), "fetched_from": self.earlier.source}
+            get_logger().warning("removing what was fetched earlier and is not wanted any more", **facts)
         for path in self.stale:
             target = self.order.destination / path
             target.unlink(missing_ok=True)
@@ -281,8 +300,8 @@ class Delivery:
 
     def _write_record(self) -> None:
         order = self.order
-        selection = f"allow={order.allow} ignore={order.ignore}"
-        record.write(order.hidden, Record(order.source.uri, order.source.revision, selection, self.kept))
+        found = Record(order.source.uri, order.source.revision, order.selection, self.kept, order.kind)
+        record.write(order.hidden, found)
         self.tidy()
 
     def tidy(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CHUNK_BYTES = 256 * 1024
+# Where the kubelet keeps the files of a ConfigMap or Secret; the names that users gave are links into it.
+OF_KUBERNETES = re.compile(r"\.\.(data|[0-9]{4}_.+)")
 
 
 class FileSource:
@@ -43,13 +46,18 @@ class FileSource:
                 f"{self.root} does not exist",
                 hint="check STORAGE_URI and that the volume is mounted in this container",
             )
-        for directory, below, names in os.walk(self.root, onerror=_unreadable):
+        for directory, below, names in os.walk(self.root, onerror=_unreadable, followlinks=True):
             if Path(directory) == self.root and HIDDEN in below:
                 below.remove(HIDDEN)  # this is a destination of ours; what lies there is no data
+            below[:] = [name for name in below if not OF_KUBERNETES.fullmatch(name)]
+            for name in below:
+                _refuse_loop(Path(directory, name))
             for name in names:
                 path = Path(directory, name)
                 if path.is_file():
                     yield _entry(path, path.relative_to(self.root).as_posix())
+                elif path.is_symlink():
+                    raise _unusable(path, "which does not exist")
 
     def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
         """Yield bytes of one file."""
@@ -70,6 +78,16 @@ class FileSource:
     def checksum(self, entry: Entry) -> str:
         """Return nothing: a file system knows no checksums."""
         return ""
+
+
+def _refuse_loop(path: Path) -> None:
+    if path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()):
+        raise _unusable(path, "which it lies in")
+
+
+def _unusable(path: Path, why: str) -> FatalError:
+    hint = "remove the link, leave it out of what STORAGE_URI names, or mount what it leads to"
+    return FatalError("source-link-unusable", f"{path} is a link to {path.readlink()}, {why}", hint=hint)
 
 
 def _entry(path: Path, name: str) -> Entry:

@@ -70,7 +70,8 @@ class HubApi:
     def __init__(self, uri: HubUri, environ: Mapping[str, str], *, stall_s: float, patience_s: float) -> None:
         self.uri = uri
         self.name = uri.name
-        self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
+        # AWS_CA_BUNDLE is for an S3 server's authority, and would shut out the Hub's.
+        self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s, bundles=("SSL_CERT_FILE",))
         self.endpoint = _endpoint(environ)
         self.token_name, self._token = _token(environ)
         self.patience_s = patience_s

@@ -29,12 +29,13 @@ from trainer_agent.initializers.wire import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import urllib3
 
     from trainer_agent.initializers.wire import Answer
 
+BUNDLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # What the system's exceptions mean here: the first is the kernel's time-out of a socket, the second Python's.
@@ -55,12 +56,21 @@ class HttpClient:
     A pool of connections that knows proxies and certificate authorities.
 
     Args:
-        environ: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, and `AWS_CA_BUNDLE` or `SSL_CERT_FILE`.
+        environ: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, and `bundles`.
         stall_s: a connection that brings no byte for so long is given up.
+        bundles: the variables that may name a file of authorities, the first that is set wins.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, connections: int = 16, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        connections: int = 16,
+        stall_s: float = STALL_S,
+        bundles: tuple[str, ...] = BUNDLES,
+    ) -> None:
         self.environ = environ
+        self.bundles = bundles
         self.stall_s = stall_s
         self.connections = connections
         self._pools: dict[str, urllib3.PoolManager] = {}
@@ -117,7 +127,7 @@ class HttpClient:
     def _trust(self) -> ssl.SSLContext:
         import ssl
 
-        return ssl.create_default_context(cafile=authorities(self.environ))
+        return ssl.create_default_context(cafile=authorities(self.environ, self.bundles))
 
     @contextmanager
     def _open(
@@ -153,7 +163,7 @@ class HttpClient:
             settings: dict[str, Any] = {
                 "maxsize": self.connections,
                 "timeout": urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self.stall_s),
-                "ca_certs": str(authorities(self.environ) or "") or None,
+                "ca_certs": str(authorities(self.environ, self.bundles) or "") or None,
             }
             self._pools[proxy] = _through(proxy, settings) if proxy else urllib3.PoolManager(**settings)
         return self._pools[proxy]
@@ -257,7 +267,7 @@ def shown(url: str) -> str:
     return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0], count=1)
 
 
-def authorities(environ: Mapping[str, str]) -> Path | None:
+def authorities(environ: Mapping[str, str], bundles: Sequence[str] = BUNDLES) -> Path | None:
     """
     Return the file of certificates to trust, None for those that OpenSSL finds.
 
@@ -266,7 +276,7 @@ def authorities(environ: Mapping[str, str]) -> Path | None:
     """
     import ssl
 
-    name = next((n for n in ("AWS_CA_BUNDLE", "SSL_CERT_FILE") if environ.get(n)), "")
+    name = next((n for n in bundles if environ.get(n)), "")
     if not name:
         return None if environ.get("SSL_CERT_DIR") else own_authorities()
     path = Path(environ[name])
@@ -317,6 +327,8 @@ def _told(url: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise _of_system(url, error) from error
+    except UnicodeError:  # a ValueError: a label of the name is empty or too long
+        raise _no_address(url) from None
     except ValueError:
         raise _control_character(url) from None
 
@@ -332,10 +344,11 @@ def _translated(url: str) -> Iterator[None]:
         cause = error.args[0] if error.args else error
         raise _of_system(url, cause if isinstance(cause, OSError) else error) from error
     except ue.LocationValueError as error:
-        hint = "write it as https://host:port"
-        raise FatalError("endpoint-invalid", f"{shown(url)!r} is no address", hint=hint) from error
+        raise _no_address(url) from error
     except (ue.HTTPError, OSError) as error:
         raise _of_system(url, error) from error
+    except UnicodeError:  # a ValueError: a label of the name is empty or too long
+        raise _no_address(url) from None
     except ValueError:
         raise _control_character(url) from None
 
@@ -345,8 +358,12 @@ def _of_system(url: str, error: Exception) -> AgentError:
 
     if not isinstance(error, ssl.SSLCertVerificationError):
         return _unreachable(url, error)
-    hint = "give the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE, or correct the address"
+    hint = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
     return FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint)
+
+
+def _no_address(url: str) -> FatalError:
+    return FatalError("endpoint-invalid", f"{shown(url)!r} is no address", hint="write it as https://host:port")
 
 
 def _control_character(url: str) -> FatalError:

@@ -40,12 +40,14 @@ class Record:
         revision: the commit, empty where the source has none.
         selection: the patterns that chose the files.
         files: path to what was kept.
+        kind: `dataset` or `model`; empty in records of before there was one.
     """
 
     source: str
     revision: str
     selection: str
     files: Mapping[str, Kept]
+    kind: str = ""
 
     def matches(self, path: Path, name: str) -> bool:
         """Return whether the file is still as it was left, by size and modification time."""
@@ -70,7 +72,7 @@ def read(directory: Path) -> Record | None:
         if data["schema"] != SCHEMA:
             return None
         files = {path: _kept(path, values) for path, values in data["files"].items()}
-        return Record(data["source"], data["revision"], data["selection"], files)
+        return Record(data["source"], data["revision"], data["selection"], files, str(data.get("kind", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -90,6 +92,7 @@ def write(directory: Path, record: Record) -> None:
         "source": record.source,
         "revision": record.revision,
         "selection": record.selection,
+        "kind": record.kind,
         "files": {path: [k.size, k.version, k.checksum, k.mtime_ns] for path, k in record.files.items()},
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trainer_agent.errors import RetryError
 from trainer_agent.initializers import ChangedError, NoRangesError, TransientError
 from trainer_agent.initializers.incoming import DiffersError, Range, VoidError
-from trainer_agent.initializers.retry import pause_s
+from trainer_agent.initializers.retry import LONGEST_RETRY_AFTER_S, pause_s
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Transfer:
         self._turns = itertools.cycle(self._lanes.values())
         self._running: set[Job] = set()
         self._threads = 0
+        self.failed: Incoming | None = None  # whose place or source ended it
         self._failure: BaseException | None = None
         self._stopping = False
         self._changed = threading.Condition()
@@ -138,6 +139,7 @@ class Transfer:
             except TransientError as error:
                 self._again(job, error)
             except BaseException as error:  # noqa: BLE001  # whatever it is, `run` raises it
+                self.failed = self.failed or job.file
                 self._fail(error)
             with self._changed:
                 self._running.discard(job)
@@ -237,7 +239,7 @@ class Transfer:
             lane.again(job, now + pause)
             if error.busy:
                 self.streams.slow_down(now)
-                lane.quiet_until = max(lane.quiet_until, now + (error.retry_after_s or 0.0))
+                lane.quiet_until = max(lane.quiet_until, now + min(error.retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
 
     def _start_again(self, job: Job, error: TransientError) -> None:
         """Begin a file anew: its bytes were wrong, or its server sends whole files only."""
