@@ -8,10 +8,12 @@ MANAGER = "look at `nvidia-smi -q | grep -A5 Fabric` and `systemctl status nvidi
 NVLINK = Rule(
     "nvlink-down",
     when="fewer NVLinks are active than the model has, or than its neighbours have where the model leaves a choice; "
-    "a warning for unknown models, and only informs where a single GPU is visible that has none",
+    "a warning for unknown models and for a card without any whose model may lack its bridge, and only informs where a "
+    "single GPU is visible that has none",
     hint="run `nvidia-smi nvlink --status` on this node; cordon it, and reset the GPUs or reboot",
     action=Action.RESCHEDULE,
-    source="NVIDIA's data sheets; azurehpc-health-checks #162 for the 12 of 18 of an H100 NVL",
+    source="NVIDIA's data sheets; azurehpc-health-checks #162 for the 12 of 18 of an H100 NVL, NVSentinel #1481 for "
+    "cards without a bridge",
 )
 NVLINK_ERRORS = Rule(
     "nvlink-errors",
@@ -29,8 +31,8 @@ P2P = Rule(
 )
 FABRIC_NOT_READY = Rule(
     "fabric-not-ready",
-    when="a GPU's registration with the fabric is not completed after 50 s (5 s with --profile quick, less where "
-    "--timeout leaves less)",
+    when="a GPU's registration with the fabric is not completed after 30 s (5 s with --profile quick, 50 s with deep; "
+    "half of --timeout)",
     hint=f"{MANAGER}: CUDA fails with error 802 until it is completed",
     action=Action.RESCHEDULE,
     source="NVSentinel #1701: links still train for a while after a reboot",
@@ -86,10 +88,12 @@ FABRIC_LIMITED = Rule(
 )
 PCIE_NARROW = Rule(
     "pcie-narrow",
-    when="PCIe has fewer lanes than GPU and slot can have, in every sample; a warning for unknown models",
+    when="PCIe has fewer lanes than NVML's maximum, in every sample: a GPU on a board of SXM that is not in a virtual "
+    "machine, or one beside another of its name that has them all; a warning for all others",
     hint="reseat the board or its riser; until then cordon this node",
     action=Action.RESCHEDULE,
-    source="the number of lanes does not go down when a link is idle",
+    source="the number of lanes does not go down when a link is idle; the maximum may be the card's alone, and not "
+    "that of its slot",
 )
 PCIE_SLOW = Rule(
     "pcie-slow",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 VARIABLE = "TRAINER_AGENT_GPU_THRESHOLDS"
 MIB = 1 << 20
 LOOK_S = 4.0  # what a check that waits needs for its readings before and after
+# Heuristic: the checks that let the GPUs work want 90 s (their alone_s together) of the 60 s of --profile standard.
+WAIT_SHARE, LEAST_WAIT_S = 1 / 6, 5.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Model:
 
     Args:
         pattern: the whole of the name that NVML gives it; drivers before 470 leave `NVIDIA ` out.
+        sxm: whether it sits on a maker's board, whose lanes are known, and in no slot.
         links: numbers of active NVLink links that are right; None leaves that to a comparison with the other GPUs.
         ecc: whether ECC is on as it comes from the factory.
         pcie: whether PCIe is how it reaches the CPU; on Grace that is NVLink-C2C, and PCIe says nothing.
@@ -34,6 +37,7 @@ class Model:
     """
 
     pattern: str
+    sxm: bool = False
     links: tuple[int, ...] | None = None
     ecc: bool = True
     pcie: bool = True
@@ -45,28 +49,40 @@ class Model:
         """Return the name for people: what may be left out is, and what may be anything is a star."""
         return re.sub(r"\\d\+|\.\*", "*", re.sub(r"\([^)]*\)\?", "", self.pattern)).replace("\\", "")
 
+    def lanes_certain(self, *, virtual: bool, beside_whole: bool) -> bool:
+        """
+        Return whether fewer lanes of PCIe than the maximum are a fault for certain.
+
+        NVML's maximum may be the card's own and not that of its slot. Cards of one name have slots alike in a server;
+        in a workstation, whose cards come without ECC, they may not.
+
+        Args:
+            beside_whole: whether another GPU of its name here has all of its lanes.
+        """
+        return (self.sxm and not virtual) or (self.ecc and beside_whole)
+
 
 # Links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);
 # a card without its bridge has none, which is no fault (NVSentinel #1481). Names as NVML has them: a part of a name is
 # not enough, as `GH200` holds `H200` (gpud #1206). Products: the best that ml-engineering measured (MAMF); memory:
 # NVIDIA's data sheets. Without a number a model is only compared with its neighbours, which warns.
 MODELS = (
-    Model(r"A100-SXM4-80GB", links=(12,), matmul_tflops=271, memory_gbps=2000),
-    Model(r"A100-SXM4-\d+GB", links=(12,), matmul_tflops=271),
+    Model(r"A100-SXM4-80GB", sxm=True, links=(12,), matmul_tflops=271, memory_gbps=2000),
+    Model(r"A100-SXM4-\d+GB", sxm=True, links=(12,), matmul_tflops=271),
     Model(r"A100 80GB PCIe", links=(0, 12), matmul_tflops=253, memory_gbps=1940),
     Model(r"A100-PCIE-40GB", links=(0, 12)),
-    Model(r"H100 80GB HBM3", links=(18,), matmul_tflops=794, memory_gbps=3350),
+    Model(r"H100 80GB HBM3", sxm=True, links=(18,), matmul_tflops=794, memory_gbps=3350),
     Model(r"H100 NVL", links=(0, 12), memory_gbps=3900),
     Model(r"H100 PCIe", links=(0, 12), memory_gbps=2000),
-    Model(r"H200", links=(18,), matmul_tflops=794, memory_gbps=4800),
+    Model(r"H200", sxm=True, links=(18,), matmul_tflops=794, memory_gbps=4800),
     Model(r"H200 NVL", links=(0, 18)),
     Model(r"GH200 .*", pcie=False),
-    Model(r"B200", links=(18,), matmul_tflops=1745, memory_gbps=8000),
-    Model(r"GB200", links=(18,), pcie=False, matmul_tflops=1822, memory_gbps=8000),
+    Model(r"B200", sxm=True, links=(18,), matmul_tflops=1745, memory_gbps=8000),
+    Model(r"GB200", sxm=True, links=(18,), pcie=False, matmul_tflops=1822, memory_gbps=8000),
     Model(r"L4", links=(0,)),
     Model(r"L40S", links=(0,)),
     Model(r"(Tesla )?T4", links=(0,)),
-    Model(r"(Tesla )?V100-SXM[23]-\d+GB(-LS)?"),  # machines with four have fewer of the six
+    Model(r"(Tesla )?V100-SXM[23]-\d+GB(-LS)?", sxm=True),  # machines with four have fewer of the six
     Model(r"(Tesla )?V100-PCIE-\d+GB", links=(0,)),
     Model(r"(GeForce |Quadro |TITAN )?RTX .*", ecc=False),  # NVLink as far as there are bridges
 )
@@ -98,8 +114,8 @@ class Thresholds:
         retired_pages: in a GPU's life (NVIDIA, Dynamic Page Retirement: 60 or more is a case for a new board).
         leftover_bytes: memory in use by others, a warning (heuristic; NVRx 512 MB, gcm 15 MiB).
         leftover_fraction: the same, a failure (heuristic: what training will miss).
-        drain_s: how long such memory may take to be freed (heuristic: an orphan's end, its core dump).
-        fabric_s: how long a fabric may train its links after a reboot (NVSentinel #1701).
+        drain_s: how long such memory may take to be freed, at most; see wait_s (heuristic: an orphan's end).
+        fabric_s: how long a fabric may train its links after a reboot, at most; see wait_s (NVSentinel #1701).
         idle_c: degrees of a GPU that does nothing (heuristic).
         power_fraction: of the factory's power limit (heuristic).
         throttled_fraction: of the samples (heuristic).
@@ -219,7 +235,18 @@ def _error(message: str) -> FatalError:
     return FatalError("gpu-thresholds-invalid", message, hint=f"correct or remove {VARIABLE}")
 
 
-def wait_s(context: Context, wanted_s: float) -> float:
-    """Return how long a check may wait for something to pass: what the budget leaves, little in the quick profile."""
-    left = max(0.0, context.options.budget_s - LOOK_S)
-    return min(wanted_s, left, 5.0) if context.options.profile == "quick" else min(wanted_s, left)
+def wait_s(context: Context, wanted_s: float, *, share: float = WAIT_SHARE) -> float:
+    """
+    Return how long a check may wait for something to pass.
+
+    The checks that let the GPUs work come after it: it has a share of the budget, but 5 s where there are so many, and
+    no more with --profile quick.
+    """
+    budget = context.options.budget_s
+    most = LEAST_WAIT_S if context.options.profile == "quick" else max(LEAST_WAIT_S, share * budget)
+    return min(wanted_s, max(0.0, budget - LOOK_S), most)
+
+
+def is_virtual(context: Context) -> bool:
+    """Return whether this is a virtual machine, whose PCIe is what the hypervisor makes of it."""
+    return "hypervisor" in (context.host.read("/proc/cpuinfo") or "")

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from preflight_checks._gpu_work import NOT_JUDGED
 from preflight_checks._probes import ProbeError, ask
 from trainer_agent.check import Context, Rule
 from trainer_agent.errors import Action, Severity
@@ -41,13 +42,18 @@ def look(context: Context, targets: Sequence[Target], limits: Thresholds) -> tup
     try:
         answer = ask(context, "bandwidth", request, environ=visible, timeout_s=PROBE_S)
     except ProbeError as error:  # what the single GPUs can do is known, and no less worth
-        return [], {"not_done": str(error)}
+        return _not_judged(targets, str(error))
     if "error" in answer:
-        return [], {"not_done": answer["error"]["text"]}
+        return _not_judged(targets, answer["error"]["text"])
     indices = {place: target.gpu.index for place, target in enumerate(targets)}
     rows = [{"from": indices[p["from"]], "to": indices[p["to"]], "gbps": p["gbps"]} for p in answer["pairs"]]
     usual = statistics.median(p["gbps"] for p in answer["pairs"])
     return judge(targets, answer["pairs"], limits), {"usual_gbps": usual, "speeds": rows}
+
+
+def _not_judged(targets: Sequence[Target], reason: str) -> tuple[list[Finding], Any]:
+    text = f"the copies between the GPUs broke: {reason}; wanted an answer"
+    return [NOT_JUDGED.found(text, gpus=[target.gpu.id for target in targets])], {"not_done": reason}
 
 
 def judge(targets: Sequence[Target], pairs: Sequence[dict[str, Any]], limits: Thresholds) -> list[Finding]:

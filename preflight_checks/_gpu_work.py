@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     from trainer_agent.errors import Finding
     from trainer_agent.guarded import Ended
 
-# An import of torch takes 2 to 10 s, from a cold disk more.
-PROBE_S = 42.0
-HUNG_S = 30.0
+# An import of torch takes 2 to 10 s, from a cold disk more: START_S.
+PROBE_S, START_S = 42.0, 12.0
+LEAST_PROBE_S = 10.0
+# How long is too long, as far as the probe has so much time after its start. Heuristic; a context takes about a second.
+HUNG_S, LEAST_HUNG_S = 30.0, 10.0
 SAMPLE_S = 0.1
 MOST_SAMPLES = 500
-# A first kernel or product may be compiled or read from a slow image; these stages have nothing to wait for.
+# These stages have nothing to wait for.
 HANGS = ("context", "allocation", "synchronize", "copy", "product", "copies", "host copies")
+# What these need may be compiled, or read from a slow image: on all GPUs alike. So they hang only where another GPU
+# is past them, and in less than a third of the time (heuristic).
+COMPARED, TIMES = ("kernel", "first product", "first copy", "pinned memory"), 3
 
 FAILED = Rule(
     "cuda-failed",
@@ -62,14 +67,23 @@ MEMORY = Rule(
 )
 HUNG = Rule(
     "cuda-hung",
-    when=f"a GPU does not finish what it began for {HUNG_S:g} s or more: a context, an allocation, a copy, a product",
+    when=f"a GPU does not finish what it began for {HUNG_S:g} s or more ({LEAST_HUNG_S:g} s where little of the budget "
+    "is left): a context, an allocation, a copy, a product; or a first kernel, product or copy, for which another GPU "
+    "took less than a third of that",
     hint="cordon this node, look at `dmesg | grep -i xid` and `ps axo stat,pid,wchan:32,args | grep ^D`, and reboot it",
     action=Action.RESCHEDULE,
     source="heuristic; a context takes about a second",
 )
+NOT_JUDGED = Rule(
+    "gpu-not-judged",
+    when="the probe of a GPU crashes, or runs out of time where nothing tells that it hangs",
+    hint="run the check again; when it is the same GPU each time, look at `dmesg | grep -i xid` and cordon this node",
+    severity=Severity.WARNING,
+    source="a check that broke or ran out of time is never a pass",
+)
 Row = tuple[Rule, Said]  # what was said of a GPU, by the rule that says it
 Sample = tuple[float, dict[int, Gpu]]  # when, and what NVML said of each GPU by its index
-RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, *_xids.XIDS)
+RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, NOT_JUDGED, *_xids.XIDS)
 BY_KIND = {"failed": FAILED, "not-ready": NOT_READY, "mismatch": MISMATCH, "memory": MEMORY}
 
 
@@ -95,7 +109,7 @@ class Work:
     Args:
         answers: what each GPU's probe answered.
         broken: why a probe gave no answer, by the GPU's label.
-        findings: CUDA errors and hangs.
+        findings: CUDA errors, hangs, and who gave no answer.
         samples: NVML's facts by the host's clock: (seconds, GPUs by index).
     """
 
@@ -173,6 +187,11 @@ def check_s(probe_s: float = PROBE_S) -> float:
     return probe_s + 3 * END_S
 
 
+def allowed_s(context: Context, wanted_s: float) -> float:
+    """Return how long a probe may take: what the budget leaves, less the time to end it and to say what it was."""
+    return min(wanted_s, max(LEAST_PROBE_S, context.options.budget_s - 3 * END_S))
+
+
 def run(
     context: Context, probe: str, request: Mapping[str, Any], *, again: Sequence[str] = (), probe_s: float = PROBE_S
 ) -> Work:
@@ -183,7 +202,7 @@ def run(
         Skip: there is no GPU, or no torch that can use it.
         ProbeError: every probe broke, so that nothing is known.
     """
-    wanted = targets(context)
+    wanted, probe_s = targets(context), allowed_s(context, probe_s)
     stop = mmap.mmap(-1, 1)  # shared with the children
     calls: list[tuple[Callable[[], Any], float]] = [
         (partial(_asked, context, probe, request, wanted, stop=stop, probe_s=probe_s), probe_s + 2 * END_S)
@@ -241,14 +260,17 @@ def _sorted(
     wanted: Sequence[Target], told: Sequence[Mapping[str, Any] | ProbeError], probe_s: float, *, little: bool
 ) -> Work:
     answers, broken, said = [], {}, []
+    not_judged: list[Row] = []
+    took = _took(told)
     for target, answer in zip(wanted, told, strict=True):
         if isinstance(answer, NoTorchError):
             raise Skip(str(answer))
         if isinstance(answer, ProbeError):
-            if row := _hung(target, answer.ended, probe_s):
+            if row := _hung(target, answer.ended, probe_s, took):
                 said.append((HUNG, row))
             else:
                 broken[target.instance or target.gpu.label] = str(answer)
+                not_judged.append((NOT_JUDGED, (target.gpu, f"its probe broke: {answer}; wanted an answer", {})))
         elif not (answer["cuda"] or answer["hip"]):
             raise Skip(f"torch {answer['torch']} was built without CUDA")
         elif error := answer.get("error"):
@@ -262,15 +284,28 @@ def _sorted(
             answers.append((target, answer))
     if broken and not answers and not said:
         raise ProbeError("; ".join(sorted(set(broken.values()))))
-    return Work(answers, broken, found_by_rule(said))
+    return Work(answers, broken, found_by_rule([*said, *not_judged]))
 
 
-def _hung(target: Target, ended: Ended | None, probe_s: float) -> tuple[Gpu, str, dict[str, Any]] | None:
+def _took(told: Sequence[Mapping[str, Any] | ProbeError]) -> dict[str, float]:
+    """Return how many seconds each stage took on the slowest of the GPUs that are past all of them."""
+    took: dict[str, float] = {}
+    for answer in told:
+        for stage, seconds in {} if isinstance(answer, ProbeError) else answer.get("stages", {}).items():
+            took[stage] = max(seconds, took.get(stage, 0.0))
+    return took
+
+
+def _hung(
+    target: Target, ended: Ended | None, probe_s: float, took: Mapping[str, float]
+) -> tuple[Gpu, str, dict[str, Any]] | None:
     """Return what a GPU hangs in, where its probe was killed in a stage that has nothing else to wait for."""
     if ended is None or not ended.timed_out:
         return None
     told = re.search(r"^at: ([a-z ]+) after (\S+) s$", ended.last_words)
-    if not told or told[1] not in HANGS or (spent := probe_s - float(told[2])) < HUNG_S:
+    if not told or (spent := probe_s - float(told[2])) < min(HUNG_S, max(LEAST_HUNG_S, probe_s - START_S)):
+        return None
+    if told[1] not in HANGS and not (told[1] in COMPARED and spent > TIMES * took.get(told[1], spent)):
         return None
     stuck = ", and the probe does not die when killed" if ended.code is None else ""
     text = f"no answer for {spent:.0f} s at `{told[1]}`{stuck}, wanted one within seconds"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_pairs, _gpu_work
-from preflight_checks._gpu_models import UNKNOWN, Thresholds, in_force, thresholds
+from preflight_checks._gpu_models import UNKNOWN, Thresholds, in_force, is_virtual, thresholds
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Severity
 
@@ -36,18 +36,19 @@ MEMORY = Rule(
 HOST = Rule(
     "host-link-slow",
     when="copies between the host's pinned memory and a GPU reach less than 40 % of the PCIe link's peak, which is "
-    "half of its lanes; a warning below 65 %, for unknown models and in virtual machines",
+    "half of its lanes; a warning below 65 %, for unknown models, in virtual machines, and where "
+    "pcie-narrow-under-load is one",
     hint="look at `nvidia-smi -q | grep -A9 'GPU Link Info'` and `dmesg | grep -i aer` on this node; reseat the board",
     action=Action.RESCHEDULE,
     source="azurehpc-health-checks wants 21 of 31.5 and 48 of 63 GB/s",
 )
 NARROW = Rule(
     "pcie-narrow-under-load",
-    when="PCIe has fewer lanes than board and slot can have while data goes over it; a warning for unknown models and "
-    "in virtual machines",
+    when="PCIe has fewer lanes than NVML's maximum while data goes over it: a GPU on a board of SXM that is not in a "
+    "virtual machine, or one beside another of its name that has them all; a warning for all others",
     hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
     action=Action.RESCHEDULE,
-    source="NVML's current and maximal width of the link",
+    source="NVML's current and maximal width of the link; the maximum may be the card's alone",
 )
 OLD = Rule(
     "pcie-slow-under-load",
@@ -79,7 +80,7 @@ REPLAYS = Rule(
 def bandwidth(context: Context) -> Outcome:
     """Does every GPU copy as fast as its model can: in its memory, over PCIe, to its neighbours?"""
     work = _gpu_work.run(context, "bandwidth", REQUEST, again=("pcie",))
-    limits, virtual = thresholds(context), "hypervisor" in (context.host.read("/proc/cpuinfo") or "")
+    limits, virtual = thresholds(context), is_virtual(context)
     rows: list[Row] = []
     for target, answer in work.answers:
         if not target.instance:  # an instance has a part of everything
@@ -150,21 +151,43 @@ def _peak(samples: Sequence[Gpu], target: Target) -> float | None:
     return lane * width if lane and width else None
 
 
+def _lanes(samples: Sequence[Gpu]) -> tuple[int, int]:
+    """Return how many lanes were seen at best, and how many there can be; zeroes where too little was seen."""
+    if len(samples) < LEAST_SAMPLES:
+        return 0, 0
+    return max(gpu.pcie_width or 0 for gpu in samples), samples[-1].pcie_width_max or 0
+
+
+def _beside_whole(work: Work, target: Target) -> bool:
+    """Return whether another GPU of the same name had all of its lanes."""
+    others = [(t, a) for t, a in work.answers if t is not target and t.gpu.name == target.gpu.name]
+    return any(0 < wanted <= best for best, wanted in (_lanes(_link(work, t, a)) for t, a in others))
+
+
 def _links(
     work: Work, target: Target, answer: Mapping[str, Any], *, limits: Thresholds, virtual: bool
 ) -> Iterator[Row]:
     samples = _link(work, target, answer)
     certain = not virtual and target.gpu.model is not UNKNOWN
     severity = Severity.ERROR if certain else Severity.WARNING
+    lanes, all_lanes = _lanes(samples)
+    narrow = 0 < lanes < all_lanes
+    fails = target.gpu.model.lanes_certain(virtual=virtual, beside_whole=_beside_whole(work, target))
+    of_lanes = Severity.ERROR if fails else Severity.WARNING
     if peak := _peak(samples, target):
-        yield from _host(target, answer, peak=peak, severity=severity, limits=limits)
+        yield from _host(target, answer, peak=peak, severity=of_lanes if narrow else severity, limits=limits)
+    if narrow:
+        text = f"PCIe has {lanes} lanes while data goes over it, wanted {all_lanes}"
+        yield (
+            replace(NARROW, severity=of_lanes),
+            (target.gpu, text, {"pcie_width": lanes, "pcie_width_max": all_lanes}),
+        )
     if len(samples) >= LEAST_SAMPLES:
-        for rule, name, words in ((NARROW, "pcie_width", "lanes"), (OLD, "pcie_generation", "as its generation")):
-            best = max(getattr(gpu, name) or 0 for gpu in samples)
-            wanted = getattr(samples[-1], f"{name}_max") or 0
-            if 0 < best < wanted:
-                text = f"PCIe has {best} {words} while data goes over it, wanted {wanted}"
-                yield replace(rule, severity=severity), (target.gpu, text, {name: best, f"{name}_max": wanted})
+        best, wanted = max(gpu.pcie_generation or 0 for gpu in samples), samples[-1].pcie_generation_max or 0
+        if 0 < best < wanted:
+            text = f"PCIe has {best} as its generation while data goes over it, wanted {wanted}"
+            evidence = {"pcie_generation": best, "pcie_generation_max": wanted}
+            yield replace(OLD, severity=severity), (target.gpu, text, evidence)
     ends = work.ends(target)
     if ends and None not in (ends[0].pcie_replays, ends[1].pcie_replays) and target.gpu.model.pcie:
         rise = (ends[1].pcie_replays or 0) - (ends[0].pcie_replays or 0)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TORCH_S = 30.0
 # NVIDIA's CUDA compatibility guide, table of minor version compatibility: CUDA major version, first driver branch.
 MIN_BRANCH = {11: 450, 12: 525, 13: 580}
+# CUDA's packages and images have `compat`, NVIDIA's images of frameworks (NGC) `compat/lib`, which may be a link to
+# `compat/lib.real`.
+FORWARD = re.compile(r"(^|/)compat(/lib(\.real)?)?/?$")
 # Runs in a Python that may not be ours. `_cuda_getArchFlags` answers without a GPU, get_arch_list does not.
 PROBE = """
 import json
@@ -32,7 +35,8 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "archs
 TOO_OLD = Rule(
     "driver-too-old",
     when="the driver is older than torch's CUDA needs (CUDA 11: 450, 12: 525, 13: 580); a warning where a directory "
-    "of forward compatibility libraries is in LD_LIBRARY_PATH",
+    "of forward compatibility libraries is in LD_LIBRARY_PATH, and only informs where the libcuda that is loaded here "
+    "is new enough",
     hint="upgrade the driver of the nodes, or take an image with an older CUDA",
     source="NVIDIA's CUDA compatibility guide, minor version compatibility",
 )
@@ -74,7 +78,8 @@ def driver_cuda(context: Context) -> Outcome:
     if torch is None:
         return Outcome(f"{runs}; torch not compared: {reason}", (), measured)
     measured |= {"torch": torch.version, "cuda": torch.cuda, "architectures": list(torch.archs)}
-    findings = judge(torch, reading.driver, gpus, libraries=context.environ.get("LD_LIBRARY_PATH", ""))
+    libraries = context.environ.get("LD_LIBRARY_PATH", "")
+    findings = judge(torch, reading.driver, gpus, libraries=libraries, loaded=reading.cuda)
     return Outcome(f"{runs}; torch {torch.version} has CUDA {torch.cuda or 'none'}", tuple(findings), measured)
 
 
@@ -97,21 +102,24 @@ def read_torch(context: Context, python: str, *, timeout_s: float = TORCH_S) -> 
         return None, f"{python} cannot import torch (exit code {ended.code})"
 
 
-def judge(torch: Torch, driver: str, gpus: Sequence[Gpu], *, libraries: str) -> list[Finding]:
-    """Return what does not fit."""
+def judge(torch: Torch, driver: str, gpus: Sequence[Gpu], *, libraries: str, loaded: int = 0) -> list[Finding]:
+    """Return what does not fit; `loaded` is the CUDA version that NVML reads from libcuda, as 12080."""
     if torch.cuda is None:
         message = f"torch {torch.version} was built without CUDA, wanted one with CUDA for {models(gpus)}"
         return [CPU_BUILD.found(message, torch=torch.version)]
-    return [*_driver(torch, driver, libraries), *_architectures(torch, gpus)]
+    return [*_driver(torch, driver, libraries, loaded), *_architectures(torch, gpus)]
 
 
-def _driver(torch: Torch, driver: str, libraries: str) -> list[Finding]:
+def _driver(torch: Torch, driver: str, libraries: str, loaded: int) -> list[Finding]:
     major, branch = (int(text.partition(".")[0]) for text in (torch.cuda or "", driver))
     wanted = MIN_BRANCH.get(major)
     if wanted is None or branch >= wanted:
         return []
-    forward = [path for path in libraries.split(":") if re.search(r"(^|/)compat/?$", path)]
+    forward = [path for path in libraries.split(":") if FORWARD.search(path)]
     rule = replace(TOO_OLD, severity=Severity.WARNING) if forward else TOO_OLD
+    # An old driver's own libcuda is older: this one is of forward compatibility, whoever has put it in the way.
+    if loaded // 1000 >= major:
+        rule = replace(TOO_OLD, severity=Severity.INFO)
     message = f"the driver is {driver}, wanted {wanted} or newer for the CUDA {torch.cuda} of torch {torch.version}"
     return [rule.found(message, driver=driver, cuda=torch.cuda, forward_compatibility=forward)]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_link_rules as known
-from preflight_checks._gpu_models import UNKNOWN, in_force, thresholds, wait_s
+from preflight_checks._gpu_models import in_force, is_virtual, thresholds, wait_s
 from preflight_checks._gpus import READ_S, found_by_rule, found_on, gpu_check, models, present, read_gpus, rises, unread
 from trainer_agent.check import Context, Outcome
 from trainer_agent.errors import Severity
@@ -16,7 +16,7 @@ from trainer_agent.errors import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight_checks._gpus import Gpu, Reading
+    from preflight_checks._gpus import Gpu, Reading, Said
     from trainer_agent.check import Rule
     from trainer_agent.errors import Finding
 
@@ -28,7 +28,7 @@ REPORTED = ("links", "p2p", "fabric", "link_errors", "pcie_generation", "pcie_wi
 
 def deadline_s(context: Context) -> float:
     """Return the longest wait for the fabric, and the time of the readings."""
-    return wait_s(context, thresholds(context).fabric_s) + READ_S + SAMPLES * PAUSE_S + 3
+    return fabric_s(context) + READ_S + SAMPLES * PAUSE_S + 3
 
 
 @gpu_check(
@@ -41,7 +41,7 @@ def gpu_link(context: Context) -> Outcome:
     gpus = present(reading)
     whole = [gpu for gpu in gpus if not gpu.mig]  # in MIG mode there is neither NVLink nor P2P
     findings = [*_nvlink(whole), *_fabric(context, whole), *_p2p(whole)]
-    findings += [*_pcie(reading, gpus), *_risen(reading, gpus)]
+    findings += [*_pcie(reading, gpus, virtual=is_virtual(context)), *_risen(reading, gpus)]
     measured = {"gpus": [_measured(reading, gpu, gpus) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
     active = sorted({_active(gpu) for gpu in whole})
     links = f"{' or '.join(map(str, active))} NVLinks active" if active else "NVLink not judged in MIG mode"
@@ -87,15 +87,21 @@ def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
     if wanted is None:
         return usual, Severity.WARNING
     if len(wanted) > 1:
-        return usual if usual in wanted else max(wanted), Severity.ERROR
+        bare = 0 in wanted and not _active(gpu)  # it may be the one card without a bridge
+        return usual if usual in wanted else max(wanted), Severity.WARNING if bare else Severity.ERROR
     if len(gpus) == 1 and not _active(gpu):  # a part of a node, in a virtual machine or a pod: there is nobody to reach
         return wanted[0], Severity.INFO
     return wanted[0], Severity.ERROR
 
 
+def fabric_s(context: Context) -> float:
+    """Return how long to wait for the fabric, before which no program can use the GPU: up to half of the budget."""
+    return wait_s(context, thresholds(context).fabric_s, share=1 / 2)
+
+
 def _fabric(context: Context, gpus: Sequence[Gpu]) -> list[Finding]:
     host = context.host
-    end = host.monotonic() + wait_s(context, thresholds(context).fabric_s)
+    end = host.monotonic() + fabric_s(context)
     while any(_starting(gpu) for gpu in gpus) and (left := end - host.monotonic()) > 0:
         host.sleep(min(POLL_S, left))
         wanted = {gpu.index for gpu in gpus}
@@ -148,18 +154,19 @@ def _p2p(gpus: Sequence[Gpu]) -> list[Finding]:
     return found_on(known.P2P, rows)
 
 
-def _pcie(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
+def _pcie(reading: Reading, gpus: Sequence[Gpu], *, virtual: bool) -> list[Finding]:
     """An idle link goes down to save power, so the best of the samples counts, and only neighbours are compared."""
     judged = [gpu for gpu in gpus if gpu.model.pcie]
     width, generation = _best(reading, "pcie_width"), _best(reading, "pcie_generation")
-    findings = []
-    for rule, unknown in ((known.PCIE_NARROW, False), (replace(known.PCIE_NARROW, severity=Severity.WARNING), True)):
-        narrow = [
-            (gpu, f"PCIe has {width[gpu.index]} lanes, wanted {gpu.pcie_width_max}", {"lanes": width[gpu.index]})
-            for gpu in judged
-            if (gpu.model is UNKNOWN) is unknown and 0 < width[gpu.index] < (gpu.pcie_width_max or 0)
-        ]
-        findings += found_on(rule, narrow)
+    whole = {gpu.name for gpu in judged if 0 < (gpu.pcie_width_max or 0) <= width[gpu.index]}
+    narrow: list[tuple[Rule, Said]] = []
+    for gpu in judged:
+        if 0 < width[gpu.index] < (gpu.pcie_width_max or 0):
+            text = f"PCIe has {width[gpu.index]} lanes, wanted {gpu.pcie_width_max}"
+            certain = gpu.model.lanes_certain(virtual=virtual, beside_whole=gpu.name in whole)
+            rule = replace(known.PCIE_NARROW, severity=Severity.ERROR if certain else Severity.WARNING)
+            narrow.append((rule, (gpu, text, {"lanes": width[gpu.index]})))
+    findings = sorted(found_by_rule(narrow), key=lambda finding: finding.severity is not Severity.ERROR)
     slow = []
     for gpu in judged:
         wanted = _generation(reading, gpu, judged)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer_agent.errors import Finding
 
 POLL_S = 2.0
-WAITED = "for 50 s (5 s with --profile quick, less where --timeout leaves less)"
+WAITED = "for 10 s (5 s with --profile quick, 50 s with deep; a sixth of --timeout)"
 HINT = (
     "run `nvidia-smi` on the node and end what holds the memory, or look for a data loader of an earlier job that "
     "lives on; when GPUs are shared on purpose, --ignore gpu-memory"
@@ -26,8 +26,8 @@ HINT = (
 
 USED = Rule(
     "gpu-memory-used",
-    when=f"more than 1 GiB of the memory of a GPU or MIG instance is in use, and stays so {WAITED}; only informs where "
-    "that memory is a NUMA node, as on Grace",
+    when="more than 1 GiB of the memory of a GPU or MIG instance is in use; only informs where that memory is a NUMA "
+    "node, as on Grace",
     hint=HINT,
     severity=Severity.WARNING,
     source="heuristic; nvidia-resiliency-ext 512 MB, gcm 15 MiB, both without a wait; nvml.h for NUMA nodes, where the "
@@ -74,7 +74,8 @@ def gpu_memory(context: Context) -> Outcome:
     began = host.monotonic()
     end = began + wait_s(context, limits.drain_s)
     gpus = present(read_gpus(context, "memory"))
-    while _held(context, gpus, limits) and (left := end - host.monotonic()) > 0:
+    # A warning is not worth the wait: the checks that let the GPUs work need the time.
+    while _fails(_held(context, gpus, limits), limits) and (left := end - host.monotonic()) > 0:
         host.sleep(min(POLL_S, left))
         gpus = present(read_gpus(context, "memory"))
     waited_s = round(host.monotonic() - began, 1)
@@ -105,6 +106,10 @@ def _memories(context: Context, gpus: Sequence[Gpu]) -> Iterator[Memory]:
 
 def _held(context: Context, gpus: Sequence[Gpu], limits: Thresholds) -> list[Memory]:
     return [memory for memory in _memories(context, gpus) if memory.used > limits.leftover_bytes]
+
+
+def _fails(held: Sequence[Memory], limits: Thresholds) -> bool:
+    return any(_rule(memory, limits).severity is Severity.ERROR for memory in held)
 
 
 def _reason(gpus: Sequence[Gpu]) -> str:

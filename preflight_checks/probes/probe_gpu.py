@@ -16,6 +16,8 @@ from typing import Any, Callable
 import probe_base
 
 BEGAN = time.monotonic()
+STAGES: dict[str, float] = {}  # the longest that each stage took which is over, in seconds
+NOW: list[Any] = []  # the stage of now, and when it began
 # cudaError_t: what the image, the driver and the GPU do not have in common; no fault of the GPU.
 MISMATCH = (35, 36, 209, 222, 803, 804)
 NOT_READY, OUT_OF_MEMORY = 802, 2
@@ -44,8 +46,17 @@ LIBRARY = r"CUBLAS_STATUS_(?!EXECUTION_FAILED)(?!ALLOC_FAILED)|CUSOLVER_|CUDNN_"
 
 def at(stage: str) -> None:
     """Say what comes next, so that it is known where the probe hung."""
+    passed()
+    NOW[:] = [stage, time.monotonic()]
     sys.stderr.write(f"at: {stage} after {time.monotonic() - BEGAN:.1f} s\n")
     sys.stderr.flush()
+
+
+def passed() -> None:
+    """Note how long the stage took that is over."""
+    if NOW:
+        stage, began = NOW
+        STAGES[stage] = max(STAGES.get(stage, 0.0), round(time.monotonic() - began, 1))
 
 
 def run(work: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
@@ -68,6 +79,8 @@ def _worked(work: Callable[[Any, dict[str, Any]], dict[str, Any]], request: dict
             facts["name"] = str(properties.name)
             facts["capability"] = [properties.major, properties.minor]
         facts.update(work(torch, request))
+        passed()
+        facts["stages"] = STAGES
     except RuntimeError as error:
         said = cuda_error(torch, error)
         if said is None:

@@ -11,14 +11,21 @@ MIB = 1 << 20
 MARKS = {"gpus": "8 x NVIDIA H200", "rdma_ports": ["8 x InfiniBand 400 Gb/sec (4X NDR)"]}
 
 
-def judged(gbps, *, marks=None, transport="IB", backend="nccl", passed=True, history=(), size=512 * MIB):
-    """Return what rank 0 says of the all-reduce of two nodes, and the row of it."""
-    leader = Leader(plan(2, backend=backend, per_node=8, history=tuple(history)), lambda _: "")
-    for rank in range(2):
+def judged(gbps, *, marks=None, transport="IB", backend="nccl", passed=True, history=(), size=512 * MIB, nodes=2):
+    """Return what rank 0 says of the all-reduce of some nodes, and the row of it."""
+    leader = Leader(plan(nodes, backend=backend, per_node=8, history=tuple(history)), lambda _: "")
+    for rank in range(nodes):
         said = {"kind": "hello", "rank": rank, "born": 1.0, "now": 0.0}
-        leader.hear(said | hello(rank, 2, marks=MARKS if marks is None else marks), now=0.0, wall=0.0)
+        leader.hear(said | hello(rank, nodes, marks=MARKS if marks is None else marks), now=0.0, wall=0.0)
     row = {"of": "all-reduce", "bytes": size, "seconds": 0.1, "busbw_gbps": gbps}
-    told = {"backend": backend, "ranks": 16, "transport": transport, "passed": passed, "rows": [row], "message": ""}
+    told = {
+        "backend": backend,
+        "ranks": 8 * nodes,
+        "transport": transport,
+        "passed": passed,
+        "rows": [row],
+        "message": "",
+    }
     leader.minutes.collective = told
     judge(leader)
     return [charge.finding for charge in leader.minutes.charges], row
@@ -41,6 +48,49 @@ def told(*args, **kwargs):
 )
 def test_the_rate_of_all_ports_together(ports, gbits):
     assert gbits == rdma_gbits({"rdma_ports": ports})
+
+
+NDR, HDR = "InfiniBand 400 Gb/sec (4X NDR)", "InfiniBand 200 Gb/sec (4X HDR)"
+ALL = ",".join(f"mlx5_{number}" for number in range(12))
+
+
+@pytest.mark.parametrize(
+    "ports,hca,gbits",
+    [
+        ([f"12 x {NDR}"], None, 3200.0),
+        ([f"8 x {NDR}", f"4 x {HDR}", "2 x Ethernet 25 Gb/sec (1X EDR)"], None, 3200.0),
+        ([f"4 x {NDR}", f"8 x {HDR}"], None, 1600.0),
+        ([f"6 x {NDR}", f"6 x {HDR}"], None, 6 * 200.0 + 2 * 400.0),
+        ([f"12 x {NDR}"], "mlx5", 3200.0),
+        ([f"12 x {NDR}"], "^mlx5_12", 3200.0),
+        ([f"12 x {NDR}"], ALL, 4800.0),
+        ([f"12 x {NDR}"], f"={ALL}", 4800.0),
+        (["32 x EFA 100 Gb/sec (4X EDR)"], None, 3200.0),
+    ],
+)
+def test_ports_of_the_storage_carry_no_nccl(ports, hca, gbits):
+    """As many as GPUs count, unless NCCL_IB_HCA names each; Amazon's machines have four for a GPU and use them all."""
+    settings = {} if hca is None else {"NCCL_IB_HCA": hca}
+
+    assert gbits == rdma_gbits({"rdma_ports": ports, "settings": settings})
+
+
+def test_a_node_with_storage_ports_reaches_what_was_published():
+    """Eight ports of 400 Gb/s for eight GPUs, and four for storage."""
+    marks = MARKS | {"rdma_ports": [f"12 x {NDR}"]}
+
+    assert [] == told(327.0, marks=marks)
+
+
+@pytest.mark.parametrize(
+    "nodes,size,severity",
+    [(2, 512, "error"), (4, 16 * 1024, "error"), (4, 511, "warning"), (2, 64, "warning"), (5, 16 * 1024, "warning")],
+)
+def test_what_nobody_has_published_only_warns(nodes, size, severity):
+    """Small buffers, whose rate is the latency's, and more nodes than anybody has measured."""
+    findings = [(code, found) for code, found, _ in told(10.0, nodes=nodes, size=size * MIB)]
+
+    assert [("collective-slow", severity)] == findings
 
 
 @pytest.mark.parametrize(

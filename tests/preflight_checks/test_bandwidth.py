@@ -75,6 +75,15 @@ def test_deep_copies_between_all_pairs(nvml_standin, tmp_path):
     )
 
 
+def test_pairs_that_could_not_be_judged_are_no_pass(nvml_standin, tmp_path):
+    """Here the probe breaks at the first of them."""
+    how = {"pairs": {"*": 0}, "options": Options(profile="deep")}
+    outcome = work_on(nvml_standin, bandwidth.bandwidth, tmp_path, **how)
+
+    assert [("warning", "gpu-not-judged", [0, 1])] == rows(outcome)
+    assert "ZeroDivisionError" in outcome.measurements["pairs"]["not_done"]
+
+
 @pytest.mark.parametrize("name", ["NVIDIA H100 NVL", "NVIDIA L4", "Z1"])
 def test_pairs_of_other_boards_only_warn(name):
     """Bridges reach one neighbour, and PCIe is slower between sockets."""
@@ -91,9 +100,10 @@ def answered(index, *, name=H100, memory=3000, h2d=55, d2h=55):
     return _gpu_work.Target(gpu, {}), {"name": name, **speeds, "host_window": [1, 5], "not_done": {}}
 
 
-def judged(*answers, virtual=False, **seen):
-    """Return (GPU, severity, code) of everything found while NVML saw the links so."""
-    sample = {target.gpu.index: Gpu(target.gpu.index, **{**UNDER_LOAD, **seen}) for target, _ in answers}
+def judged(*answers, virtual=False, only=None, **seen):
+    """Return (GPU, severity, code) of everything found while NVML saw the links so, all of them or only one."""
+    differs = {target.gpu.index: seen if only in (None, target.gpu.index) else {} for target, _ in answers}
+    sample = {index: Gpu(index, **{**UNDER_LOAD, **links}) for index, links in differs.items()}
     work = _gpu_work.Work(answers, {}, samples=[(float(when), sample) for when in range(7)])
     said = []
     for target, answer in answers:
@@ -133,6 +143,28 @@ def test_a_virtual_machine_and_an_unknown_model_only_warn():
 
     assert expected == judged(answered(0, d2h=20), virtual=True, pcie_width=8)
     assert expected == judged(answered(0, d2h=20, name="Z1"), pcie_width=8)
+
+
+@pytest.mark.parametrize(
+    "name, only, virtual, severity",
+    [
+        (H100, None, False, "error"),
+        (H100, None, True, "warning"),
+        (H100, 1, True, "error"),
+        ("NVIDIA L4", None, False, "warning"),
+        ("NVIDIA L4", 1, False, "error"),
+        ("NVIDIA GeForce RTX 4090", 1, False, "warning"),
+        ("Z1", 1, False, "warning"),
+    ],
+)
+def test_a_card_in_a_small_slot_is_no_fault(name, only, virtual, severity):
+    """A quarter of the maximum, which may be the card's alone: neither its lanes nor its copies fail the node."""
+    answers = [answered(n, name=name, memory=3000, h2d=14 if only in (None, n) else 55) for n in (0, 1)]
+    found = judged(*answers, virtual=virtual, only=only, pcie_width=4)
+
+    gpus = (0, 1) if only is None else (1,)
+    expected = [(n, severity, code) for n in gpus for code in ("host-link-slow", "pcie-narrow-under-load")]
+    assert expected == [row for row in found if row[2] != "gpu-memory-slow"]
 
 
 def test_a_link_that_woke_up_is_no_fault():

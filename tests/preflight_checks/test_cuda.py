@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,10 @@ from nvml_machines import mig, mig_uuid, uuid
 
 from preflight_checks import _gpu_work
 from preflight_checks._gpus import Gpu
-from preflight_checks._probes import FOLDER, ProbeError
+from preflight_checks._probes import FOLDER, ProbeError, ask
 from preflight_checks.cuda import cuda
 from trainer_agent.accelerators import Accelerators
-from trainer_agent.check import Outcome
+from trainer_agent.check import Options, Outcome
 from trainer_agent.errors import Action
 from trainer_agent.guarded import Ended
 from trainer_agent.isolation import CrashedError
@@ -74,10 +75,40 @@ def test_a_mistake_in_the_probe_says_nothing_of_the_gpus(nvml_standin, tmp_path)
 def test_one_broken_probe_hides_nothing_of_the_others(nvml_standin, tmp_path):
     outcome = work_on(nvml_standin, cuda, tmp_path, gpus={0: {"context": "mistake"}, 1: {"context": 719}})
 
-    assert [("error", "cuda-failed", [1])] == rows(outcome)
+    assert [("error", "cuda-failed", [1]), ("warning", "gpu-not-judged", [0])] == rows(outcome)
     assert ["RuntimeError: shapes cannot be multiplied"] == [
         reason.partition(": ")[2] for reason in outcome.measurements["broken"].values()
     ]
+
+
+def test_a_gpu_that_gave_no_answer_is_no_pass(nvml_standin, tmp_path):
+    """Where all others did; it is named, with what its probe said at last."""
+    outcome = work_on(nvml_standin, cuda, tmp_path, gpus={0: {"context": "mistake"}})
+
+    message = only(outcome).message
+    assert ("warn", [("warning", "gpu-not-judged", [0])]) == (outcome.status, rows(outcome))
+    assert message.startswith(f"GPU 0 ({uuid(0)}, 00000000:53:00.0): its probe broke: it ended with exit code 1: ")
+    assert message.endswith("; wanted an answer")
+
+
+def test_a_hang_is_told_within_what_is_left_of_the_budget(nvml_standin, tmp_path):
+    """Who runs the checks would end this one then, and nobody would know why."""
+    began = time.monotonic()
+    options = Options(budget_s=25)
+    outcome = work_on(nvml_standin, cuda, tmp_path, gpus={1: {"context": "hang"}}, options=options)
+
+    assert [("error", "cuda-hung", [1])] == rows(outcome)
+    assert time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize(
+    "budget_s, wanted_s, expected", [(60, 42, 42), (48, 42, 39), (15, 42, 10), (300, 120, 120), (4, 42, 10)]
+)
+def test_a_probe_leaves_time_to_tell_of_it(tmp_path, budget_s, wanted_s, expected):
+    """Nine seconds, as it may have to be killed, and NVML, too; ten seconds it has at least."""
+    context = replace(context_of(tmp_path), options=Options(budget_s=budget_s))
+
+    assert expected == _gpu_work.allowed_s(context, wanted_s)
 
 
 def test_only_visible_gpus_work(nvml_standin, tmp_path):
@@ -145,10 +176,40 @@ def killed(words, *, code=-9, timed_out=True):
     ],
 )
 def test_who_hangs_and_who_is_only_late(ended, stage):
-    """An import of torch, and a first kernel, may take as long as they like."""
+    """An import of torch may take as long as it likes, and a first kernel where nobody is past it."""
     work = _sorted_or_broken(ended)
 
     assert stage == (work.findings[0].evidence["stage"] if work else None)
+
+
+OTHER = _gpu_work.Target(Gpu(0, uuid="GPU-0"), {"CUDA_VISIBLE_DEVICES": "GPU-0"})
+
+
+@pytest.mark.parametrize("stage", ["kernel", "first product", "first copy", "pinned memory"])
+@pytest.mark.parametrize("took_s, expected", [(12.0, "cuda-hung"), (12.4, "gpu-not-judged"), (None, "gpu-not-judged")])
+def test_what_is_compiled_hangs_where_another_gpu_is_past_it(stage, took_s, expected):
+    """In less than a third of the 37 s; where all are slow, a slow image is the cause."""
+    answer = {"torch": "2.9", "cuda": "13.0", "stages": {} if took_s is None else {stage: took_s}}
+    broken = ProbeError("it broke", killed(f"at: {stage} after 5.0 s"))
+    work = _gpu_work._sorted([OTHER, TARGET], [answer, broken], 42.0, little=True)
+
+    assert (expected, [3]) == (work.findings[0].code, [gpu["index"] for gpu in work.findings[0].evidence["gpus"]])
+
+
+@pytest.mark.parametrize(
+    "probe_s, began_s, hangs", [(22, 12, True), (22, 12.1, False), (30, 12.1, False), (120, 90, True)]
+)
+def test_little_time_makes_less_of_it_a_hang(probe_s, began_s, hangs):
+    """All but 12 s of it, from 10 to 30 s."""
+    assert hangs == (_gpu_work._hung(TARGET, killed(f"at: context after {began_s} s"), probe_s, {}) is not None)
+
+
+def test_the_probe_says_how_long_each_stage_took(tmp_path):
+    context = context_of(tmp_path, variables({}) | TARGET.environ)
+    answer = ask(context, "cuda", {"device": "cuda", "numbers": 8}, timeout_s=60)
+
+    assert ["context", "allocation", "kernel", "synchronize", "copy"] == list(answer["stages"])
+    assert all(0 <= seconds < 60 for seconds in answer["stages"].values())
 
 
 def _sorted_or_broken(ended):
@@ -167,7 +228,7 @@ def test_the_probe_says_where_it_hangs():
         said = probe.stderr.readline().strip()
         probe.kill()
 
-    assert {"stage": "context"} == _gpu_work._hung(TARGET, killed(said), 300.0)[2]
+    assert {"stage": "context"} == _gpu_work._hung(TARGET, killed(said), 300.0, {})[2]
 
 
 @pytest.mark.parametrize("little, severity", [(True, "error"), (False, "warning")])

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from fault_table import TORCH
 from nvml_checks import context_of, found, run_on
 from nvml_machines import h100_sxm
 
@@ -38,12 +39,45 @@ def test_each_cuda_wants_a_driver(cuda, driver, message):
     assert all((f.code, f.action) == ("driver-too-old", Action.STOP) for f in findings)
 
 
-@pytest.mark.parametrize("libraries", ["/usr/local/cuda/compat", "/usr/lib:/usr/local/cuda-13.0/compat/"])
+@pytest.mark.parametrize(
+    "libraries",
+    [
+        "/usr/local/cuda/compat",
+        "/usr/lib:/usr/local/cuda-13.0/compat/",
+        "/usr/local/cuda/compat/lib:/usr/local/nvidia/lib64",
+        "/usr/local/cuda/compat/lib.real/",
+    ],
+)
 def test_forward_compatibility_may_help(libraries):
     """NVIDIA's images carry libraries for older drivers: it warns."""
     (finding,) = judge(Torch("2.9", "13.0", ARCHS), "570.148.08", [H100], libraries=libraries)
 
     assert ("driver-too-old", Severity.WARNING, Action.CONTINUE) == (finding.code, finding.severity, finding.action)
+
+
+@pytest.mark.parametrize("libraries", ["", "/opt/compat/lib64", "/opt/compatible", "/usr/local/cuda/compat/lib/x"])
+def test_other_directories_do_not_help(libraries):
+    (finding,) = judge(Torch("2.9", "13.0", ARCHS), "570.148.08", [H100], libraries=libraries)
+
+    assert ("driver-too-old", Severity.ERROR) == (finding.code, finding.severity)
+
+
+@pytest.mark.parametrize("loaded, severity", [(13000, "info"), (14010, "info"), (12080, "error"), (0, "error")])
+def test_a_libcuda_that_is_new_enough_is_no_fault(loaded, severity):
+    """NGC's images may put it in the way by ld.so.conf, without any variable: it is loaded, so it works."""
+    (finding,) = judge(Torch("2.9", "13.0", ARCHS), "570.148.08", [H100], libraries="", loaded=loaded)
+
+    assert ("driver-too-old", severity) == (finding.code, str(finding.severity))
+
+
+def test_nvml_says_which_libcuda_is_loaded(nvml_standin, tmp_path):
+    """Driver 570 with a libcuda of 13.0 and a torch of CUDA 13: only informs."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH.format(cuda="13.0", archs="sm_90"))
+    scenario = h100_sxm().on_driver(570).says("nvmlSystemGetCudaDriverVersion_v2", 13000)
+    outcomes = run_on(nvml_standin, scenario, [driver_cuda], tmp_path, environ={"PYTHONPATH": str(tmp_path)})
+
+    assert [("driver-cuda", "info", "driver-too-old", [])] == found(outcomes)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_every_fault_is_expected_to_give_something():
     assert set(FAULTS) == set(EXPECTED)
 
 
-SLOW = {"hung-gpu"}  # it takes the ten seconds that NVML gets
+SLOW = {"hung-gpu"}  # it takes the 12 s that NVML gets
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.lab) if n in SLOW else n for n in sorted(CASES)])
