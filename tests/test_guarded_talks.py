@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import psutil
 import pytest
 from marked import until
 
-from trainer_agent.guarded import start_guarded
-from trainer_agent.process import is_alive
+from trainer_agent.guarded import END_S, start_guarded
+from trainer_agent.process import REAP_SECONDS, descendants, is_alive
 
 eventually = partial(until, limit_s=10)
 
@@ -128,6 +129,23 @@ def test_ending_it_ends_what_it_started(talk):
     assert (-9, "nobody waits for it any more") == (ended.code, ended.problem)
     assert [] == [pid for pid in pids if is_alive(pid)]
     assert ended == parent.program.end()
+
+
+def test_ending_it_takes_no_guard_that_answers(talk):
+    """One that is stopped is killed, with all that it guards."""
+    family = "import os, signal; pid = os.fork(); pid and print(os.getpid(), pid, flush=True); signal.pause()"
+    parent = talk(family)
+    parent.hear()
+    pids = [parent.program.guard, *descendants(parent.program.guard)]
+    os.kill(parent.program.guard, signal.SIGSTOP)
+    began = time.monotonic()
+    ended = parent.program.end()
+
+    assert (None, True) == (ended.code, ended.timed_out)
+    assert ended.problem.startswith("no answer within 3 s, nor from its guard")
+    assert time.monotonic() - began < END_S + REAP_SECONDS
+    assert len(pids) == 3
+    assert eventually(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
 def test_what_cannot_be_started_raises_when_it_is_waited_for():

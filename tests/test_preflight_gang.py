@@ -180,11 +180,35 @@ def test_without_torch_the_rest_decides(start, no_torch):
     assert "has no torch: No module named 'torch'" in said(report)["roll-call"][1]
 
 
-def test_a_python_that_is_not_there_is_no_verdict_on_the_node(start):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_with_a_torch_that_cannot_do_it_the_rest_decides(start, tmp_path, rank):
+    """As without any: no node is accused."""
+    (tmp_path / "torch.py").write_text('__version__ = "2.0.1"\nclass distributed: is_available = lambda: False\n')
+    code, report = ended(start(rank, PYTHONPATH=str(tmp_path)))
+
+    assert (0, []) == (code, report["suspects"])
+    assert "skip" == rows(report)["roll-call"]["status"]
+    assert "cannot do it with its torch: torch 2.0.1 has no torch.distributed" in said(report)["roll-call"][1]
+
+
+def test_without_a_python_the_rest_decides(start):
+    """As in an image of a program that needs none."""
     code, report = ended(start(0, "--python", "/nowhere/python"))
 
-    assert (10, "error") == (code, rows(report)["roll-call"]["status"])
+    assert (0, "skip", []) == (code, rows(report)["roll-call"]["status"], report["suspects"])
     assert "cannot be started: No such file or directory" in said(report)["roll-call"][1]
+
+
+def test_a_node_whose_torch_is_killed_does_not_go_on_alone(start, mark):
+    """As by the kernel that runs out of memory, in the middle of the import or of the meeting."""
+    process = start(1)
+    [pid] = until(lambda: [pid for pid in marked(**mark) if "probes/gang_probe" in command_line(pid)][:1])
+    os.kill(pid, signal.SIGKILL)
+    code, report = ended(process)
+
+    assert (20, ["torch-side-ended"]) == (code, [f["code"] for f in rows(report)["roll-call"]["findings"]])
+    assert "was killed by signal 9" in said(report)["roll-call"][1]
+    assert [] == marked(**mark)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -209,11 +233,14 @@ def test_rank_0_is_deleted_while_it_waits_and_closes_the_meeting_place(start, ma
 
 
 @pytest.mark.parametrize("options, seconds", [((), "120"), (("--rendezvous-timeout", "300"), "300")])
-def test_nodes_that_have_met_are_not_waited_for_long(start, options, seconds):
+def test_nodes_that_have_met_are_not_waited_for_long(start, tmp_path, options, seconds):
     """In `run` the launch follows at once, unless the user wants it otherwise."""
     quick = {"TRAINER_AGENT_PREFLIGHT_CHECKS": "roll-call", "TRAINER_AGENT_PREFLIGHT_GANG_TIMEOUT": "30"}
-    command = ("run", "--steps", "preflight,launch", "--dry-run", *options, "--", "train.py")
-    nodes = [start(rank, command=command, **quick) for rank in range(2)]
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    python = {"TRAINER_AGENT_PREFLIGHT_PYTHON": sys.executable, "TRAINER_AGENT_LAUNCH_PYTHON": f"{tmp_path}/python"}
+    command = ("run", "--steps", "preflight,launch", *options, "--", "train.py")
+    nodes = [start(rank, command=command, **quick, **python) for rank in range(2)]
     outs = [process.communicate(timeout=60)[0] for process in nodes]
 
     assert [0, 0] == [process.returncode for process in nodes]
@@ -228,11 +255,14 @@ def reachable(port):
 
 def command_lines(mark):
     """Return the command lines of everything that the agents have started."""
-    found = []
-    for pid in marked(**mark):
-        with suppress(OSError):
-            found.append(Path(f"/proc/{pid}/cmdline").read_text())
-    return found
+    return [command_line(pid) for pid in marked(**mark)]
+
+
+def command_line(pid):
+    """Return the words of a process, nothing where it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def test_nodes_of_two_attempts_do_not_meet(start, port):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import select
 import selectors
 import signal
 import subprocess
@@ -25,9 +26,12 @@ from trainer_agent.process import (
     TERMINATION_SIGNALS,
     adopt_orphans,
     children_left,
+    descendants,
     die_with_parent,
     kill_descendants,
+    kill_group,
     termination_held,
+    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +118,7 @@ def run_guarded(
         OSError: the program cannot be started.
     """
     with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes)) as program:
-        return program.wait()
+        return program.wait(timeout_s + END_S)
 
 
 def start_guarded(
@@ -125,7 +129,11 @@ def start_guarded(
 
 
 class Guarded:
-    """A program that runs under its guard, until it ends, or `end` is called, or we are gone."""
+    """
+    A program that runs under its guard, until it ends, or `end` is called, or we are gone.
+
+    The guard may hang, too: it waits for the program's file to be opened, on a dead file server for ever.
+    """
 
     def __init__(self, task: _Task) -> None:
         self.began = time.monotonic()
@@ -149,9 +157,9 @@ class Guarded:
         with suppress(OSError):
             self.end()
 
-    def wait(self) -> Ended:
+    def wait(self, limit_s: float = END_S) -> Ended:
         """
-        Return how it ended.
+        Return how it ended; when nothing is known after `limit_s` seconds, it is killed together with its guard.
 
         Raises:
             OSError: it could not be started.
@@ -159,8 +167,7 @@ class Guarded:
         if self.error:
             raise self.error
         if self.ended is None:
-            with os.fdopen(os.dup(self.answer), "rb") as reply:
-                self.ended = self._found(reply.read())
+            self.ended = self._found(limit_s)
         return self.ended
 
     def end(self) -> Ended | None:
@@ -168,20 +175,48 @@ class Guarded:
         lifeline, self.lifeline = self.lifeline, -1
         if lifeline < 0:
             return self.ended
+        deadline = time.monotonic() + END_S
         os.close(lifeline)  # the guard ends what still runs
         try:
-            return self.wait()
-        finally:
+            return self.wait(END_S)
+        finally:  # a guard that does not die either, in state D, is left behind: it holds nothing of ours
             os.close(self.answer)
-            os.waitpid(self.guard, 0)
+            if wait_for(self.guard, deadline - time.monotonic()) is None:
+                self._kill()
+                wait_for(self.guard, REAP_SECONDS)
 
-    def _found(self, data: bytes) -> Ended:
+    def _found(self, limit_s: float) -> Ended:
+        data = self._answer(limit_s)
+        if data is None:
+            self._kill()
+            problem = (
+                f"no answer within {round(limit_s, 2):g} s, nor from its guard: it may wait for a file server (state D)"
+            )
+            return Ended(None, "", "", problem, timed_out=True, duration_s=time.monotonic() - self.began)
         found = pickle.loads(data) if data else OSError("its guard was killed")  # noqa: S301  # our own child packed it
         if isinstance(found, OSError):
             self.error = found
             raise found
         code, out, err, problem, timed_out = found
         return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - self.began)
+
+    def _answer(self, limit_s: float) -> bytes | None:
+        """Return all that the guard says, None when it does not come to its end in time."""
+        data, deadline = b"", time.monotonic() + limit_s
+        poll = select.poll()  # select takes no file above 1023
+        poll.register(self.answer, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            if poll.poll(1000 * min(LOOK_S, left)):
+                chunk = os.read(self.answer, 1 << 20)
+                if not chunk:
+                    return data
+                data += chunk
+        return None
+
+    def _kill(self) -> None:
+        """Kill the guard and all below it; what has not left the guard's group yet is in that, too."""
+        for pid in (*descendants(self.guard), self.guard):
+            kill_group(pid)
 
 
 def _text(data: bytes) -> str:

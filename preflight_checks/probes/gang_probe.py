@@ -140,5 +140,6 @@ def say(**event: Any) -> None:
 
 if __name__ == "__main__":
     found = import_torch()
+    probe_gang_store.refuse_unfit(found)
 
     Zygote(found, json.loads(sys.argv[1])["store"]).serve()

@@ -10,8 +10,28 @@ from __future__ import annotations
 import json
 import os
 import select
+import sys
 from datetime import timedelta
 from typing import Any, Callable
+
+NO_USE = 4  # the exit code where torch cannot do it
+# What the nodes use of it; `check` is the youngest, of December 2023 (pytorch#116144).
+NEEDED = ("set", "multi_get", "add", "compare_set", "check", "set_timeout")
+
+
+def refuse_unfit(torch: Any) -> None:
+    """End with NO_USE where this torch has not all that the nodes need to meet."""
+    lack = _lack(getattr(torch, "distributed", None))
+    if lack:
+        sys.stderr.write(f"torch {torch.__version__} has no {lack}\n")
+        sys.exit(NO_USE)
+
+
+def _lack(distributed: Any) -> str:
+    if distributed is None or not distributed.is_available():
+        return "torch.distributed"
+    store = getattr(distributed, "TCPStore", None)
+    return ", ".join(f"TCPStore.{name}" for name in NEEDED if not hasattr(store, name))
 
 
 class Place:
@@ -71,7 +91,7 @@ def serve(torch: Any, requests: int, answers: int, number: int) -> None:
 def _answer(work: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"value": work(**request)}
-    except (RuntimeError, OSError, ValueError) as error:  # torch's are RuntimeErrors
+    except Exception as error:  # noqa: BLE001  # whoever asked waits, and wants to know
         return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
 
 

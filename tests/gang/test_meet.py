@@ -1,6 +1,8 @@
 """meet: what a node says of itself, what rank 0 plans, and how the verdict gets into the report and the history."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,11 @@ from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import CheckResult, Options, Rule, Status
 from trainer_agent.errors import Action, Severity
 from trainer_agent.gang.course import Plan, Work
-from trainer_agent.gang.meet import MOST_FINDINGS, Asked, _remember, hello_of, merged, nccl_log, plan_of
+from trainer_agent.gang.door import Door
+from trainer_agent.gang.meet import MOST_FINDINGS, Asked, Gathering, _remember, hello_of, merged, nccl_log, plan_of
 from trainer_agent.gang.speeds import read_history
+from trainer_agent.gang.torch_side import TorchSide
+from trainer_agent.policy import decide
 from trainer_agent.testing import NO_DEVICES, FakeHost, context_on
 
 ASKED = Asked(timeout_s=300.0, port=0, attempt="a1", node_name="gpu-17", history=None)
@@ -209,6 +214,53 @@ def test_a_row_that_the_gang_skipped_stays_ours():
     ours = row("consistency", Status.PASS, "torch 2.13")
 
     assert [ours] == merged([ours], {"consistency": row("consistency", Status.SKIP, "left out")})
+
+
+# ---- a node that cannot take part
+
+
+@pytest.fixture
+def met(context, tmp_path):
+    """A function that returns the rows of a node whose torch side is some Python text."""
+
+    def meet(text):
+        program, door = tmp_path / "program.py", Door(0)
+        program.write_text(f"import os, sys\n{text}\n")
+        ours = [row("roll-call", Status.SKIP, "the nodes did not meet"), row("clock", Status.PASS)]
+        try:
+            with TorchSide(sys.executable, str(program), {"PATH": os.environ["PATH"]}) as side:
+                rows, gang = Gathering(context(), ASKED, side=side, door=door, tell=lambda **_: None).meet(ours)
+        finally:
+            door.close()
+        assert gang is None
+        assert ours[1:] == rows[1:]
+        return rows
+
+    return meet
+
+
+@pytest.mark.lab
+def test_a_node_that_breaks_the_gang_exits_as_the_others_do(met):
+    """They wait for it, and exit with 20; it must not go on to training alone."""
+    rows = met("os.kill(os.getpid(), 9)")
+
+    assert ("retry", Action.RETRY) == decide(rows)
+    assert (Status.FAIL, ["torch-side-ended"]) == (rows[0].status, [finding.code for finding in rows[0].findings])
+    told = "the nodes did not meet: the process that connects this node with the others was killed by signal 9"
+    assert [told, told] == [rows[0].message, rows[0].findings[0].message]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    "code, reason", [(3, "has no torch: no torch"), (4, "cannot do it with its torch: no torch")], ids=["none", "unfit"]
+)
+def test_a_node_whose_image_has_no_torch_for_it_goes_on(met, code, reason):
+    """It is so on all nodes, and the rest decides."""
+    rows = met(f"sys.stderr.write('no torch')\nsys.exit({code})")
+
+    assert ("pass", Action.CONTINUE) == decide(rows)
+    assert Status.SKIP == rows[0].status
+    assert rows[0].message.endswith(reason)
 
 
 # ---- the history

@@ -39,6 +39,33 @@ signal.pause()
 """
 
 
+# Has the store at once, and never reads what is asked of it.
+DEAF = """
+import json, os, sys
+
+answers = json.loads(sys.argv[1])["store"][1]
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    os.write(answers, (json.dumps({"store": json.loads(line)["store"]}) + "\\n").encode())
+"""
+# What old or small builds of torch have in its place.
+OLD = """
+__version__ = "2.0.1"
+
+class distributed:
+    is_available = staticmethod(lambda: True)
+
+    class TCPStore:
+        set = multi_get = add = compare_set = set_timeout = None
+"""
+SMALL = """
+__version__ = "2.9.0"
+
+class distributed:
+    is_available = staticmethod(lambda: False)
+"""
+
+
 def family(guard):
     """Return the pids of a guard and of all below it."""
     return [guard, *(child.pid for child in psutil.Process(guard).children(recursive=True))]
@@ -172,6 +199,62 @@ def test_the_program_tells_that_there_is_no_torch(tmp_path):
     assert caught.value.no_torch
 
 
+@pytest.mark.parametrize(
+    "torch, lack",
+    [(OLD, r"torch 2\.0\.1 has no TCPStore\.check$"), (SMALL, r"torch 2\.9\.0 has no torch\.distributed$")],
+    ids=["old", "small"],
+)
+def test_a_torch_that_cannot_do_it_says_so_before_it_is_ready(tmp_path, torch, lack):
+    """It is as good as none: no node is accused of it."""
+    (tmp_path / "torch.py").write_text(torch)
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+
+    with (
+        TorchSide(sys.executable, PROGRAM, environ) as side,
+        pytest.raises(TorchSideError, match=f"cannot do it with its torch: {lack}") as caught,
+    ):
+        side.wait_until_ready(60)
+
+    assert caught.value.no_torch
+
+
+def test_what_the_store_cannot_do_is_told_by_name(sides):
+    """Whatever torch raises: nobody waits for a process that has died of it."""
+    with pytest.raises(StoreLostError, match="TypeError: "):
+        sides[0].ask("set", key="text", value="there", number=1)
+
+
+def test_a_store_that_reads_nothing_holds_nobody_up(tmp_path):
+    """A verdict of many nodes is more than a pipe holds."""
+    program = tmp_path / "deaf.py"
+    program.write_text(DEAF)
+
+    with TorchSide(sys.executable, str(program), ENVIRON) as side:
+        side.wait_until_ready(60)
+        with pytest.raises(StoreLostError, match=r"it takes no request within 0\.3 s"):
+            side.ask("set", key="verdict", value="x" * (1 << 20), answer_s=0.3)
+    assert not side.has_store
+
+
+def test_one_that_goes_on_and_says_no_more_is_lost(tmp_path):
+    """As one does that the kernel cannot end."""
+    program = tmp_path / "mute.py"
+    program.write_text("import os, signal\nos.close(1)\nsignal.pause()\n")
+
+    with (
+        TorchSide(sys.executable, str(program), ENVIRON) as side,
+        pytest.raises(TorchSideError, match="does not end: no answer within 3 s, nor from its guard"),
+    ):
+        side.wait_until_ready(60)
+
+
+def test_a_torch_side_that_takes_no_orders_is_lost(sides):
+    os.kill(psutil.Process(sides[0].program.guard).children()[0].pid, signal.SIGSTOP)
+
+    with pytest.raises(TorchSideError, match="takes no order within 4 s"):
+        sides[0].give({number: {"text": "x" * 4096} for number in range(64)})
+
+
 def test_a_python_that_does_not_exist():
     with (
         TorchSide("/no/such/python", PROGRAM, ENVIRON) as side,
@@ -179,7 +262,7 @@ def test_a_python_that_does_not_exist():
     ):
         side.wait_until_ready(60)
 
-    assert not caught.value.no_torch
+    assert caught.value.no_torch
 
 
 def test_asking_one_that_has_ended_raises(sides):

@@ -14,7 +14,7 @@ from trainer_agent import policy
 from trainer_agent.accelerators import WORKS_ON_CUDA
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Severity
-from trainer_agent.gang import alone, speeds
+from trainer_agent.gang import alone, rules, speeds
 from trainer_agent.gang.course import Plan, Work
 from trainer_agent.gang.door import Door
 from trainer_agent.gang.node import Node
@@ -97,9 +97,7 @@ class Gathering:
             plan = plan_of(self.context, self.asked)
             verdict = Node(self._setting(plan, hello_of(self.context, results, self.asked, self.born))).run()
         except (TorchSideError, StoreLostError) as error:
-            no_torch = isinstance(error, TorchSideError) and error.no_torch
-            status = Status.SKIP if no_torch else Status.ERROR
-            row = CheckResult("roll-call", status, f"the nodes did not meet: {error.message}")
+            row = _not_met(error)
             return [row if result.name == "roll-call" else result for result in results], None
         if rank == 0 and self.asked.history and verdict["verdict"] in ("pass", "warn"):
             _remember(self.asked.history, plan, verdict)
@@ -197,6 +195,19 @@ def hello_of(context: Context, results: Sequence[CheckResult], asked: Asked, bor
             "findings": [{"check": n, "code": f.code, "message": f.message} for n, f in errors[:MOST_FINDINGS]],
         },
     }
+
+
+def _not_met(error: TorchSideError | StoreLostError) -> CheckResult:
+    """
+    Return the row of a node that could not take part.
+
+    Where it could have, it fails, although nothing is known of the node: the others wait for it, and exit with 20.
+    """
+    text = f"the nodes did not meet: {error.message}"
+    if isinstance(error, TorchSideError) and error.no_torch:
+        return CheckResult("roll-call", Status.SKIP, text)
+    finding = rules.TORCH_SIDE_ENDED.found(text)
+    return CheckResult("roll-call", Status.FAIL, text, finding.action, findings=(finding,))
 
 
 def merged(results: Sequence[CheckResult], rows: Mapping[str, CheckResult]) -> list[CheckResult]:

@@ -48,6 +48,13 @@ OTHER_GANG = Rule(
     hint="one of the two is about to be replaced; if not, give all pods the same image and the same --attempt",
     action=Action.RETRY,
 )
+TORCH_SIDE_ENDED = Rule(
+    "torch-side-ended",
+    when="the process that connects this node with the others takes over 120 s to import torch, or ends",
+    hint="look at the Python of --python, at its file system and at the container's memory",
+    action=Action.RETRY,
+    source="heuristic: torch may come from a cold network file system",
+)
 CLOCK_APART = Rule(
     "clock-apart",
     when="a node's clock is more than 30 s from that of rank 0",
@@ -70,6 +77,7 @@ ROLL_CALL = (
     CONTACT_LOST,
     RANK_TAKEN,
     OTHER_GANG,
+    TORCH_SIDE_ENDED,
     CLOCK_APART,
     CLOCK_SKEWED,
 )
@@ -140,7 +148,8 @@ SLOWER = Rule(
 )
 SLOW = Rule(
     "collective-slow",
-    when="the bus bandwidth of the collective is below 60 % of what its network cards can do (below 80 % a warning)",
+    when="the bus bandwidth of the collective is below 60 % of what its network cards can do (a warning below 80 %, "
+    "and for what nobody has published: buffers below 512 MiB, more than 4 nodes)",
     hint="see which network NCCL uses (transport), and compare the rails with --profile deep",
     action=Action.RESCHEDULE,
     source="nccl-tests as published for nodes of 8 B200 and of 8 A100; judged are nodes of 8 A100, H100, H200 or B200",

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from trainer_agent.errors import AgentError
 from trainer_agent.gang.store import StoreLostError
-from trainer_agent.guarded import start_guarded
+from trainer_agent.guarded import END_S, start_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ANSWER_S = 4.0  # for the store to answer; over a network that works it takes less than a millisecond
 LONGEST_SLEEP_S = 0.25  # a signal between Python's last look and the system call is seen only when the call returns
+NO_TORCH = {3: "has no torch", 4: "cannot do it with its torch"}  # by the exit code of its program
 # No name is looked up by the torch side: it gets addresses. torch asks for the name of every address that it connects
 # to, and with a name server that does not answer that takes glibc 5 s and more, each time.
 NO_NAMES = {"RES_OPTIONS": "attempts:0"}
 
 
 class TorchSideError(AgentError):
-    """The torch side cannot be started, or ended; `no_torch` when its Python has no torch."""
+    """The torch side cannot be started, or ended; `no_torch` when there is no Python with a torch that will do."""
 
     def __init__(self, reason: str, *, no_torch: bool = False) -> None:
         super().__init__("torch-side-ended", f"the process that connects this node with the others {reason}")
@@ -72,12 +73,12 @@ class TorchSide:
         environ: its environment variables.
     """
 
-    NO_TORCH = 3  # the exit code of a program whose Python has no torch
-
     def __init__(self, python: str, program: str, environ: Mapping[str, str]) -> None:
         self.events_pipe, self.answers = _Pipe(), _Pipe()
         theirs, self.orders = os.pipe()
         requests, self.requests = os.pipe()
+        for fd in (self.orders, self.requests):
+            os.set_blocking(fd, False)
         argv = [python, program, json.dumps({"store": [requests, self.answers.theirs]})]
         self.program = start_guarded(
             argv,
@@ -153,7 +154,10 @@ class TorchSide:
             self._answer("store", answer_s)
             self.has_store = True
         line = json.dumps({"id": self.number, "do": what, **how})
-        self._write(self.requests, f"{line}\n".encode())
+        deadline = time.monotonic() + answer_s
+        if not self._write(self.requests, f"{line}\n".encode(), deadline):
+            self.has_store = False
+            raise StoreLostError(f"it takes no request within {answer_s:g} s")
         answer = self._answer("id", answer_s)
         if "error" in answer:
             raise StoreLostError(answer["error"])
@@ -172,24 +176,29 @@ class TorchSide:
         raise StoreLostError(f"no answer within {answer_s:g} s")
 
     def _order(self, order: Mapping[str, Any]) -> None:
-        self._write(self.orders, f"{json.dumps(order)}\n".encode())
+        if not self._write(self.orders, f"{json.dumps(order)}\n".encode(), time.monotonic() + ANSWER_S):
+            raise TorchSideError(f"takes no order within {ANSWER_S:g} s")
 
-    def _write(self, fd: int, data: bytes) -> None:
+    def _write(self, fd: int, data: bytes, deadline: float) -> bool:
+        """Return whether all of it was taken until `deadline` on the monotonic clock."""
         view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(fd, view) :]
+            while view and (left := deadline - time.monotonic()) > 0:
+                if select.select([], [fd], [], min(LONGEST_SLEEP_S, left))[1]:
+                    view = view[os.write(fd, view) :]
         except BrokenPipeError:
             self._raise_end()
+        return not view
 
     def _raise_end(self) -> NoReturn:
         try:
-            ended = self.program.wait()
+            ended = self.program.wait(END_S)
         except OSError as error:
-            raise TorchSideError(f"cannot be started: {error.strerror}; --python names another Python") from error
-        if ended.code == self.NO_TORCH:
-            raise TorchSideError(f"has no torch: {ended.last_words}", no_torch=True)
-        how = ended.problem or ended.end or "ended"
+            reason = f"cannot be started: {error.strerror}; --python names another Python"
+            raise TorchSideError(reason, no_torch=True) from error
+        if ended.code in NO_TORCH:
+            raise TorchSideError(f"{NO_TORCH[ended.code]}: {ended.last_words}", no_torch=True)
+        how = f"does not end: {ended.problem.lstrip('; ')}" if ended.code is None else ended.end or "ended"
         raise TorchSideError(f"{how}{f': {ended.last_words}' if ended.last_words else ''}")
 
 
