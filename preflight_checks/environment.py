@@ -46,7 +46,8 @@ TOPOLOGY = (
     ),
     Rule(
         "pet-missing",
-        "this is a pod of a TrainJob and no PET_* variable is set; a warning for the pod with index 0",
+        "this is a pod of a TrainJob and no PET_* variable is set; a warning for the pod with index 0, and with "
+        "--launcher python",
         "list the container in mlPolicy.torch.envInjection of the runtime",
         source=READER,
     ),

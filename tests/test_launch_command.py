@@ -66,6 +66,25 @@ def test_dry_run(torchrun, environ, words, command):
     assert (0, command.replace("{torchrun}", torchrun) + "\n") == (code, out)
 
 
+def test_the_file_of_accelerate_config_counts(tmp_path):
+    """Where accelerate would find one, its distributed_type is left alone."""
+    words = ("--dry-run", "--", "accelerate", "launch", "--num_processes", "2", "t.py")
+    before = launch(*words, **TORCH, HF_HOME=str(tmp_path))[1]
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").touch()
+    after = launch(*words, **TORCH, HF_HOME=str(tmp_path))[1]
+    assert (True, before.replace(" --multi_gpu", "")) == (" --multi_gpu" in before, after)
+
+
+@pytest.mark.parametrize("launcher, code", [("python", 0), ("auto", 30)])
+def test_a_pod_of_a_plainml_job(launcher, code):
+    """Nothing is injected there; who names the launcher is only warned, and the hint of the error names it."""
+    got, out, err = launch("--launcher", launcher, "--", "echo", "trained", HOSTNAME="job-node-0-1")
+    assert (code, "" if code else "trained\n") == (got, out)
+    found, hint = events(err, "code", "hint")[0]
+    assert ("pet-missing", True) == (found, "--launcher python" in hint)
+
+
 def test_dry_run_waits_for_nobody():
     """A name that does not exist is no obstacle to printing a command."""
     code, out, _ = launch("--dry-run", "t.py", **{**TORCH, "PET_NNODES": "2"})

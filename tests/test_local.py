@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -86,6 +87,53 @@ def test_two_nodes_meet(rehearse, tmp_path):
     assert "rank 0 of 4\n" in (tmp_path / "nodes" / "node-0" / "log.txt").read_text()
     steps = [json.loads(line) for line in (tmp_path / "nodes" / "node-1" / "timeline.jsonl").read_text().splitlines()]
     assert [(s["step"], s["exit_code"]) for s in steps] == [("launch", 0)]
+
+
+TALKER = """
+import os
+os.write(1, "".join(f"line {i:06}\\n" for i in range(6_000)).encode())  # more than a pipe holds, whose reader is slow
+"""
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("code", [0, 42])
+def test_the_last_words_are_not_lost(tmp_path, code):
+    """What is still in the pipes when the last node has ended is shown, and stands in the log."""
+    (tmp_path / "train.py").write_text(f"{TALKER}\nraise SystemExit({code})")
+    command = [sys.executable, "-m", "trainer_agent", "local", "--workdir", str(tmp_path / "nodes"), "--nnodes", "1"]
+    environ = {**os.environ, "TRAINER_AGENT_LAUNCH_LAUNCHER": "python"}
+    script = ["--steps", "launch", "--", str(tmp_path / "train.py")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([*command, *script], env=environ, **pipes) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) % 20 == 0:
+                select.select([], [], [], 0.005)
+
+    expected = [f"line {i:06}" for i in range(6_000)]
+    assert (code, [f"[node 0] {line}\n" for line in expected]) == (process.returncode, lines)
+    log = (tmp_path / "nodes" / "node-0" / "log.txt").read_text().splitlines()
+    assert expected == [line for line in log if line.startswith("line ")]
+
+
+@pytest.mark.lab
+def test_what_lies_where_it_is_started(tmp_path):
+    """A click.py of the user's does not come before ours, and the nodes do not read what the user types."""
+    (tmp_path / "click.py").write_text("raise SystemExit('wrong click')")
+    command = ["local", "--workdir", str(tmp_path / "nodes"), "--nnodes", "1", "--steps", "launch", "--", "cat"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "trainer_agent", *command],
+        cwd=tmp_path,
+        env={**os.environ, "TRAINER_AGENT_LAUNCH_LAUNCHER": "python"},
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
 
 
 @pytest.mark.lab

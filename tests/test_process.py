@@ -32,6 +32,21 @@ def test_spawn():
     assert 0 == child.wait()
 
 
+def test_there_may_be_no_terminal():
+    """Then none is ours, and to take it does nothing, not even to the signals."""
+    read, write = os.pipe()
+    kept = os.dup(0)
+    try:
+        os.dup2(read, 0)
+        assert not process.holds_terminal()
+        process.take_terminal()
+        assert set() == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        os.dup2(kept, 0)
+        for each in (read, write, kept):
+            os.close(each)
+
+
 def test_kill_descendants():
     """All that lives below this process is found and ended."""
     child = process.spawn(["sleep", "60"], env={})

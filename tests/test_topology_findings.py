@@ -12,7 +12,8 @@ NNODES_HINT = "set PET_NNODES to a number such as 2, or to a range such as 1:4 f
 NPROC_HINT = "set spec.trainer.numProcPerNode of the TrainJob to auto, or to the number of GPUs in a pod"
 MISSING_HINT = (
     "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
-    "list it in mlPolicy.torch.envInjection of the runtime"
+    "list it in mlPolicy.torch.envInjection of the runtime; where the runtime is PlainML, "
+    "say that each pod runs the command by itself: --launcher python, or TRAINER_AGENT_LAUNCH_LAUNCHER=python"
 )
 MASTER_HINT = (
     "set it to the name of the pod with rank 0, such as <job>-node-0-0.<job>; "
@@ -157,6 +158,17 @@ def test_pet_missing_on_the_first_pod(environ):
     )
     expected = (Finding("pet-missing", message, Severity.WARNING, MISSING_HINT),)
     assert expected == findings(environ, hostname="job-node-0-0")
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_pet_missing_where_each_pod_is_by_itself(index):
+    """A PlainML runtime injects nothing into any pod: who says that the command runs as it is, is only warned."""
+    message = (
+        f"no PET_* variable is set although this pod (job-node-0-{index}) has index {index} in its job; "
+        "the command runs by itself here, as --launcher python says"
+    )
+    expected = (Finding("pet-missing", message, Severity.WARNING, MISSING_HINT),)
+    assert expected == findings({"TRAINER_AGENT_LAUNCH_LAUNCHER": "python"}, hostname=f"job-node-0-{index}")
 
 
 def test_rank_differs_from_pod():

@@ -101,20 +101,50 @@ def exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def holds_terminal() -> bool:
+    """Return whether standard input is a terminal that our process group may read from."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def take_terminal() -> None:
+    """Make our process group the one that may read from the terminal; where there is none any more, do nothing."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])  # else the kernel stops who is not that group
+    with suppress(OSError):
+        os.tcsetpgrp(0, os.getpgrp())
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 def spawn(
-    argv: Sequence[str], *, env: Mapping[str, str], stdout: int | None = None, stderr: int | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    terminal: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of its own that gets SIGTERM when this process dies."""
+    """
+    Start a command in a process group of its own that gets SIGTERM when this process dies.
+
+    Args:
+        terminal: hand our terminal over, as the kernel stops a group that reads from one that is another's.
+    """
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if terminal:  # here, as tini does: our own parent may be about to give it to us
+            take_terminal()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     with termination_held():
         return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
             list(argv),
             env=dict(env),
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             process_group=0,

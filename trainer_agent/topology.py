@@ -32,6 +32,8 @@ MPI_NAMES = (
     "HYDRA_HOST_FILE",
     "K_MPI_JOB_ROLE",
 )
+# A PlainML runtime injects nothing: who chooses this launcher wants the command on each pod as it is.
+LAUNCHER = "TRAINER_AGENT_LAUNCH_LAUNCHER"
 NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")  # the words that torchrun knows
 
 
@@ -344,9 +346,12 @@ class _TopologyReader:
         message = f"no PET_* variable is set although this pod ({self.hostname}) has index {index} in its job"
         hint = (
             "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
-            "list it in mlPolicy.torch.envInjection of the runtime"
+            "list it in mlPolicy.torch.envInjection of the runtime; where the runtime is PlainML, "
+            f"say that each pod runs the command by itself: --launcher python, or {LAUNCHER}=python"
         )
-        if whole_number(index):
+        if self.environ.get(LAUNCHER, "").strip() == "python":
+            self._warn("pet-missing", f"{message}; the command runs by itself here, as --launcher python says", hint)
+        elif whole_number(index):
             self._error("pet-missing", message, hint)
         else:
             self._warn("pet-missing", f"{message}; taken for a job of one node", hint)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from trainer_agent.errors import FatalError
 from trainer_agent.launchers import Command, Job, accelerate
 from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
@@ -10,10 +11,15 @@ TORCH = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "j-0.j", "P
 LAUNCH = ("accelerate", "launch", "--num_processes", "1", "train.py")
 
 
-def job(environ, *script, nproc=4):
+def job(environ, *script, nproc=4, config=False):
     topology = read_topology(environ, hostname="box")
     decision = Decision(nproc, "", omp_threads=2)
-    return Job(topology, decision, script or LAUNCH, environ, "python", ("torchrun",), 900.0)
+    words = (script or LAUNCH, environ, "python", ("torchrun",), 900.0)
+    return Job(topology, decision, *words, accelerate_config=config)
+
+
+def argv(environ, *script, **settings):
+    return accelerate.command(job(environ, "accelerate", "launch", *script, **settings)).argv
 
 
 @pytest.mark.parametrize(
@@ -33,13 +39,13 @@ def test_what_it_suits(environ, script, suits):
 
 
 def test_several_nodes():
-    """Processes are those of the whole job, and the user's own flags come last so that they win."""
+    """Processes are those of the whole job; the user's own flags win: one process with --multi_gpu is refused."""
     flags = (
-        *("--num_machines", "2", "--num_processes", "8", "--machine_rank", "1", "--multi_gpu"),
+        *("--num_machines", "2", "--num_processes", "8", "--machine_rank", "1"),
         *("--main_process_ip", "j-0.j", "--main_process_port", "29511"),
     )
-    argv = ("accelerate", "launch", *flags, "--num_processes", "1", "train.py")
-    assert Command(argv, {"OMP_NUM_THREADS": "2"}, elastic_agent=True) == accelerate.command(job(TORCH))
+    expected = ("accelerate", "launch", *flags, "--num_processes", "1", "train.py")
+    assert Command(expected, {"OMP_NUM_THREADS": "2"}, elastic_agent=True) == accelerate.command(job(TORCH))
 
 
 @pytest.mark.parametrize("nproc, more", [(1, ()), (4, ("--multi_gpu",))])
@@ -50,6 +56,73 @@ def test_one_node(nproc, more):
     assert ("accelerate", "launch", *flags, "t.py") == accelerate.command(
         job(environ, "accelerate", "launch", "t.py", nproc=nproc)
     ).argv
+
+
+@pytest.mark.parametrize(
+    "words, added",
+    [
+        (("t.py",), True),
+        (("--mixed_precision", "bf16", "t.py"), True),
+        (("--num_processes", "8", "t.py"), True),
+        (("--num-processes=2", "t.py"), True),
+        (("--num-processes=1", "t.py"), False),
+        (("--num_processes", "x", "t.py"), False),
+        (("--multi_gpu", "t.py"), False),
+        (("--multi-gpu", "t.py"), False),
+        (("--cpu", "t.py"), False),
+        (("--tpu", "t.py"), False),
+        (("--use_deepspeed", "--zero_stage", "3", "t.py"), False),
+        (("--use-fsdp", "t.py"), False),
+        (("--use_megatron_lm", "t.py"), False),
+        (("--config_file", "fsdp.yaml", "t.py"), False),
+        (("--config-file=fsdp.yaml", "t.py"), False),
+        (("t.py", "--cpu", "--num_processes", "1"), True),
+        (("-m", "pkg.train", "--use_fsdp"), True),
+        (("--module", "--use_fsdp", "pkg.train"), False),
+    ],
+)
+def test_many_gpus_only_where_nobody_has_chosen(words, added):
+    """accelerate refuses --multi_gpu beside --use_fsdp and its like, and skips the type of a config file for it."""
+    assert added == ("--multi_gpu" in argv(TORCH, *words)[: -len(words)])
+
+
+def test_the_file_of_accelerate_config():
+    """Its distributed_type counts only where the command says none."""
+    assert "--multi_gpu" not in argv(TORCH, "t.py", config=True)
+
+
+@pytest.mark.parametrize(
+    "environ, path",
+    [
+        ({"HOME": "/home/me"}, "/home/me/.cache/huggingface/accelerate/default_config.yaml"),
+        ({}, "/root/.cache/huggingface/accelerate/default_config.yaml"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/huggingface/accelerate/default_config.yaml"),
+        ({"HF_HOME": "/hf", "XDG_CACHE_HOME": "/cache"}, "/hf/accelerate/default_config.yaml"),
+        ({"HF_HOME": "~/hf", "HOME": "/home/me"}, "/home/me/hf/accelerate/default_config.yaml"),
+    ],
+)
+def test_where_the_file_lies(environ, path):
+    """As accelerate looks for it."""
+    assert path == accelerate.config_file(environ)
+
+
+def test_the_options_of_torchrun():
+    """accelerate's own defaults win over variables of the options that it has; the others reach its torchrun."""
+    own = {"PET_MAX_RESTARTS": "3", "PET_TEE": "3", "PET_LOG_DIR": "/logs", "PET_NO_PYTHON": "true"}
+    others = {"PET_REDIRECTS": "1", "PET_SHUTDOWN_TIMEOUT": "9", "PET_RUN_PATH": "1"}
+    empty = {"PET_LOCAL_ADDR": "", "PET_VIRTUAL_LOCAL_RANK": "0", "PET_RDZV_CONF": "timeout=60"}
+    found = accelerate.command(job({"PET_NNODES": "1", **own, **others, **empty}, "accelerate", "launch", "t.py"))
+    flags = ("--num_machines", "1", "--num_processes", "4", "--machine_rank", "0", "--multi_gpu")
+    more = ("--max_restarts", "3", "--log_dir", "/logs", "--tee", "3", "--no_python", "--rdzv_conf", "timeout=60")
+    assert ("accelerate", "launch", *flags, *more, "t.py") == found.argv
+    assert {**others, "OMP_NUM_THREADS": "2"} == found.env
+
+
+@pytest.mark.parametrize("name, value", [("PET_MAX_RESTARTS", "x"), ("PET_RUN_PATH", "maybe"), ("PET_RDZV_CONF", "60")])
+def test_an_option_that_torchrun_does_not_understand(name, value):
+    """It is told before accelerate starts, whichever way the value would reach torchrun."""
+    with pytest.raises(FatalError, match=name):
+        argv({"PET_NNODES": "1", name: value}, "t.py")
 
 
 def test_a_number_that_only_torch_knows():

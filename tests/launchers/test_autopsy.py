@@ -93,6 +93,22 @@ def test_the_first_observed_failure(code, shell, words):
     assert expected == (failure, failure.code, str(failure))
 
 
+@pytest.mark.parametrize(
+    "code, own, words",
+    [
+        (137, -9, "was killed by SIGKILL"),
+        (192, -64, "was killed by SIGRTMAX"),
+        (160, 160, "exited with code 160"),  # 32 and 33 are threads' own
+        (193, 193, "exited with code 193"),
+        (255, 255, "exited with code 255"),
+    ],
+)
+def test_a_code_that_no_signal_has(code, own, words):
+    """Above 128 an exit code tells of a signal only where there is one of that number: `exit 255` is an exit."""
+    failure = autopsy(elastic=False).failure(code)
+    assert (Failure(None, None, own), code, f"the command {words}") == (failure, failure.code, str(failure))
+
+
 def test_a_rank_killed_in_the_same_moment_is_the_cause():
     """The rank that lost its connection is seen first, but the killed one is why."""
     failed = (event("FAILED", rank=0, pid=7866, code=-9), event("FAILED", rank=1, pid=7867, code=1))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -66,6 +67,18 @@ def run(*words, cwd=None, **environ):
     env = {"PATH": "/usr/bin:/bin", **environ}
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, check=False, timeout=20)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_they_do_not_share_a_terminal():
+    """The kernel would stop whoever reads from it; they read its end."""
+    ours, theirs = pty.openpty()
+    try:
+        words = [sys.executable, "-c", DRIVER, "10", BEGIN + "os.write(1, repr(sys.stdin.read()).encode())"]
+        done = subprocess.run(words, stdin=theirs, capture_output=True, text=True, check=False, timeout=20)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert (0, repr("") * 2) == (done.returncode, done.stdout)
 
 
 def test_each_process_has_its_own_values(tmp_path):

@@ -1,11 +1,14 @@
 """supervise: a real command as a child of a tiny program that does what PID 1 must do."""
 
 import json
+import os
+import pty
 import select
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -219,6 +222,60 @@ def test_an_orphan_that_holds_standard_error():
     began = time.monotonic()
     assert run(code, feed="feed")[0].code == 0
     assert time.monotonic() - began < 10
+
+
+ON_A_TERMINAL = """
+import os, signal, sys
+from trainer_agent import log
+from trainer_agent.errors import AgentError
+from trainer_agent.launchers.supervise import supervise
+log.configure({}, form="json")
+try:
+    code = supervise(sys.argv[1:], os.environ, grace_s=5, feed=lambda line: True).code
+except AgentError as error:
+    code = int(error.exit_code)
+print("ended", code, os.tcgetpgrp(0) == os.getpgrp(), input(), flush=True)
+"""
+ASK = "import os; os.write(2, b'said\\n'); print('foreground', os.tcgetpgrp(0) == os.getpgrp(), input(), flush=True); "
+
+
+def on_a_terminal(*argv, typed, after=b"", within_s=20.0):
+    """Run a command supervised, on a terminal of its own, type words after others are shown; return what it shows."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", ON_A_TERMINAL, *argv])
+    settings = termios.tcgetattr(terminal)
+    settings[3] = settings[3] & ~termios.ECHO | termios.TOSTOP  # and who has it not may not write to it, either
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
+    shown, deadline = b"", time.monotonic() + within_s
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            if typed and after in shown:
+                os.write(terminal, typed)
+                typed = b""
+            if not select.select([terminal], [], [], left)[0]:
+                break
+            shown += os.read(terminal, 4096)
+    except OSError:  # nobody has it open any more
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    return shown.decode().splitlines()
+
+
+@pytest.mark.parametrize("end, code", [("", 0), ("os.kill(os.getpid(), 9)", 137), ("raise SystemExit(7)", 7)])
+def test_a_command_reads_from_the_terminal(end, code):
+    """A shell or a breakpoint has the terminal, and we have it again however the command ends."""
+    shown = on_a_terminal(sys.executable, "-c", ASK + end, typed=b"one\ntwo\n", after=b"said")
+    assert ["said", "foreground True one", f"ended {code} True two"] == shown
+
+
+def test_a_command_that_cannot_start_leaves_us_the_terminal():
+    """It has had it for a moment."""
+    assert "ended 30 True one" in on_a_terminal("no-such-command", typed=b"one\n")
 
 
 @pytest.mark.parametrize("name, reason", [("no-such-command", "No such file or directory"), ("/", "Permission denied")])

@@ -18,7 +18,7 @@ from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
 from trainer_agent.launchers import build
 from trainer_agent.launchers.torchrun_flags import findings, origins_of, told
-from trainer_agent.topology import read_topology
+from trainer_agent.topology import LAUNCHER, read_topology
 from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str
     """Return settings, problems and the command; `exit_code` is what `launch` would give up with, or 0."""
     rows, contradictions = _options(environ), findings(script, environ)
     environ = told(script, unwrapped(environ))
-    topology = read_topology(environ, hostname=host.hostname())
+    topology = read_topology({**environ, LAUNCHER: options.launcher}, hostname=host.hostname())
     rows = [*_by_flags(topology.settings, script), *_limits(host), *rows]
     problems = [_problem(f) for f in (*topology.findings, *contradictions)]
     command, code, runtime = "", 30 if topology.errors else 0, topology.runtime

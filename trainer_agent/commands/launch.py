@@ -21,6 +21,7 @@ from trainer_agent.env import redact_all, secrets_in, whole_number
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
 from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, Command, Job, build
+from trainer_agent.launchers.accelerate import config_file
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, is_shell, supervise
@@ -30,7 +31,7 @@ from trainer_agent.mpi.suits import is_mpi
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.rendezvous import wait_for_master
 from trainer_agent.termination import tell, tell_error, with_tail
-from trainer_agent.topology import NPROC_WORDS, Topology, read_topology
+from trainer_agent.topology import LAUNCHER, NPROC_WORDS, Topology, read_topology
 from trainer_agent.wrappers import is_wrapper, restore_signals, unwrapped
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def prepare(
     Raises:
         AgentError: the environment contradicts itself, or this node cannot do what was asked.
     """
-    topology = read_topology(environ, hostname=host.hostname())
+    topology = read_topology({**environ, LAUNCHER: options.launcher}, hostname=host.hostname())
     if topology.errors:
         raise ConfigurationError(topology.errors)
     for finding in topology.findings:
@@ -137,6 +138,7 @@ def read_job(
         rendezvous_timeout_s=options.rendezvous_timeout,
         keep_pet_env=options.keep_pet_env,
         mpi=mpi,
+        accelerate_config=host.exists(config_file(environ)),
     )
 
 

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -31,6 +32,8 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 GRACE_S = 30.0
 GOOD = (ExitCode.PASS, ExitCode.WARN)  # a node with warnings goes on
 READ_BYTES = 1 << 16
+# What SIGKILL does not end may hold a pipe open; after this long without a word we leave it.
+SILENCE_S = 2.0
 TIMELINE = "timeline.jsonl"
 # The controller would inject none of these; they would reach every node from the user's shell.
 FOREIGN = (
@@ -113,6 +116,7 @@ class Rehearsal:
             while any(node.code is None for node in self.nodes):
                 self._forward(selector)
                 self._collect()
+            self._show_rest(selector)
         except Terminated as stop:
             self._stop(stop.signum)
             self.first_failure = 128 + stop.signum
@@ -142,8 +146,9 @@ class Rehearsal:
                 "not-writable", f"cannot write to {directory}: {error.strerror}", hint="give another --workdir"
             ) from error
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-        argv = [sys.executable, "-m", "trainer_agent", "run", "--steps", self.steps, "--", *self.script]
-        process = spawn(argv, env=env, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1])
+        # -P: the user's directory, where we are started, may hold a click.py.
+        argv = [sys.executable, "-P", "-m", "trainer_agent", "run", "--steps", self.steps, "--", *self.script]
+        process = spawn(argv, env=env, stdin=DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1])
         node = Node(rank, directory, process, log)
         self.nodes.append(node)
         for name, (read, write) in pipes.items():
@@ -151,16 +156,19 @@ class Rehearsal:
             target = sys.stdout if name == "stdout" else sys.stderr
             selector.register(read, selectors.EVENT_READ, Stream(node, target))
 
-    def _forward(self, selector: selectors.BaseSelector) -> None:
-        left = max(0.0, min(0.2, self.deadline - time.monotonic()))
+    def _forward(self, selector: selectors.BaseSelector, seconds: float | None = None) -> bool:
+        """Pass on what the nodes say within some seconds, by default until the deadline; return whether they did."""
+        left = max(0.0, min(0.2, self.deadline - time.monotonic())) if seconds is None else seconds
         if not selector.get_map():
             time.sleep(min(left, 0.02))
-        for key, _ in selector.select(left) if selector.get_map() else ():
+        ready = selector.select(left) if selector.get_map() else []
+        for key, _ in ready:
             data = os.read(key.fd, READ_BYTES)
             key.data.write(data)
             if not data:
                 selector.unregister(key.fd)
                 os.close(key.fd)
+        return bool(ready)
 
     def _collect(self) -> None:
         for node in (n for n in self.nodes if n.code is None):
@@ -187,6 +195,13 @@ class Rehearsal:
             while any(node.code is None for node in self.nodes):
                 self._forward(selector)
                 self._collect()
+            self._show_rest(selector)
+
+    def _show_rest(self, selector: selectors.BaseSelector) -> None:
+        """Show what is still in the pipes; with nobody left to write they have an end."""
+        kill_descendants()
+        while self._forward(selector, SILENCE_S):
+            pass
 
 
 class Stream:

@@ -18,10 +18,11 @@ from trainer_agent.commands.launch import read_environ, start
 from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.preflight import PreflightOptions, examine, preflight, publish
-from trainer_agent.errors import ExitCode
+from trainer_agent.errors import ExitCode, FatalError
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
 from trainer_agent.status import reporting
+from trainer_agent.topology import LAUNCHER
 from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _valid_steps(_ctx: click.Context, _param: click.Parameter, value: tuple[str,
     "--timeline",
     type=click.Path(dir_okay=False),
     show_envvar=True,
-    help="Append a JSON line for each step: its name, exit code, seconds.",
+    help="Append a JSON line for each step: its name, exit code, seconds. Under --exec the launch leaves none.",
 )
 @launch_options
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
@@ -74,11 +75,19 @@ def run(
         raise click.UsageError(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
+    if settings["dry_run"]:
+        if "launch" not in steps:
+            raise click.UsageError("--dry-run prints the command of the step launch, which is not among --steps.")
+        return start(LaunchOptions(**settings), script, read_environ(script, os.environ), Host())
+    if timeline:
+        _check_writable(timeline)
     met: list[bool] = []  # whether all nodes have just met
     environ = read_environ(script, os.environ)
     told = ExitStack()
     takes: dict[str, Callable[[], int]] = {
-        "preflight": lambda: _preflight(ctx, met, environ, python=settings["python"], tell=tell),
+        "preflight": lambda: _preflight(
+            ctx, met, {**environ, LAUNCHER: settings["launcher"]}, python=settings["python"], tell=tell
+        ),
         "initialize": lambda: init_named(tell),
         "launch": lambda: start(LaunchOptions(**_sooner(ctx, settings, met, steps)), script, environ, Host()),
     }
@@ -127,5 +136,27 @@ def _timed(step: str, timeline: str | None) -> Iterator[dict[str, Any]]:
         seconds = round(time.monotonic() - started, 3)
         get_logger().info("step ended", step=step, seconds=seconds, **outcome)
         if timeline:
-            with Path(timeline).open("a") as file:
-                file.write(json.dumps({"step": step, "seconds": seconds, **outcome}) + "\n")
+            _append(timeline, {"step": step, "seconds": seconds, **outcome})
+
+
+def _check_writable(timeline: str) -> None:
+    """
+    Make sure that the timeline can be written.
+
+    Raises:
+        FatalError: it cannot, said before anything is done.
+    """
+    try:
+        Path(timeline).open("a").close()
+    except OSError as error:
+        reason = f"cannot write the timeline to {timeline}: {error.strerror}"
+        raise FatalError("not-writable", reason, hint="give a path on a writable volume") from error
+
+
+def _append(timeline: str, line: Mapping[str, Any]) -> None:
+    """Add a line to the timeline; a volume that has filled up since changes nothing about how the step ended."""
+    try:
+        with Path(timeline).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        get_logger().warning(f"cannot write the timeline to {timeline}: {error.strerror}", code="not-writable")

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from trainer_agent.launchers import Command, Job
-from trainer_agent.launchers.torchrun import elastic_env
+from typing import TYPE_CHECKING
+
+from trainer_agent.env import whole_number
+from trainer_agent.launchers import Command, Job, is_python_file
+from trainer_agent.launchers.torchrun import FLAGS, TOPOLOGY, VALUES, YES, elastic_env, options, rendezvous_conf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# accelerate 1.15 refuses more than one of the first five; beside --multi_gpu it skips the file's distributed_type.
+CHOICES = {"multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "config_file"}
+# accelerate has these options of torchrun's, and its own defaults win over the variables; all others reach torchrun.
+OPTIONS = (
+    "PET_MAX_RESTARTS",
+    "PET_MONITOR_INTERVAL",
+    "PET_ROLE",
+    "PET_LOG_DIR",
+    "PET_TEE",
+    "PET_MODULE",
+    "PET_NO_PYTHON",
+)
 
 
 def suits(job: Job) -> bool:
@@ -17,11 +36,11 @@ def suits(job: Job) -> bool:
 
 def command(job: Job) -> Command:
     """Return the command with machines, processes (of the whole job) and the meeting place; the user's flags win."""
-    shape = job.topology
+    more, env = _options(job), _env(job)
     if not isinstance(job.nproc.value, int):
-        return Command(
-            job.script, elastic_env(job), elastic_agent=True, note="the number of processes is left to accelerate"
-        )
+        argv = (*job.script[:2], *more, *job.script[2:])
+        return Command(argv, env, elastic_agent=True, note="the number of processes is left to accelerate")
+    shape = job.topology
     processes = shape.max_nodes * job.nproc.value
     flags = [
         "--num_machines",
@@ -31,8 +50,58 @@ def command(job: Job) -> Command:
         "--machine_rank",
         str(shape.node_rank),
     ]
-    if processes > 1:
+    if _multi_gpu(job, processes):
         flags.append("--multi_gpu")
     if not shape.single_node:
         flags += ["--main_process_ip", shape.master_addr, "--main_process_port", str(shape.master_port)]
-    return Command((*job.script[:2], *flags, *job.script[2:]), elastic_env(job), elastic_agent=True)
+    return Command((*job.script[:2], *flags, *more, *job.script[2:]), env, elastic_agent=True)
+
+
+def config_file(environ: Mapping[str, str]) -> str:
+    """Return where accelerate 1.15 looks for the file of `accelerate config`, by the rules of its config_args.py."""
+    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
+    path = environ.get("HF_HOME", f"{cache}/huggingface") + "/accelerate/default_config.yaml"
+    return environ.get("HOME", "/root") + path[1:] if path.startswith("~/") else path
+
+
+def _multi_gpu(job: Job, processes: int) -> bool:
+    """Whether to say that these are many GPUs: unless user or file have chosen, and never of one process."""
+    given = _given(job.script[2:])
+    if job.accelerate_config or CHOICES & given.keys():
+        return False
+    return (whole_number(given["num_processes"]) or 0 if "num_processes" in given else processes) > 1
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """Return accelerate's own options with what follows each; behind the script they are the script's."""
+    given, last = {}, ""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        if is_python_file(word) or (last in ("-m", "--module") and not word.startswith("-")):
+            break
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            given[name[2:].replace("-", "_")] = value if equals else following
+        last = word
+    return given
+
+
+def _env(job: Job) -> dict[str, str]:
+    """Return the environment with the variables that torchrun shall read, none that it answers with a traceback."""
+    env = elastic_env(job, (*TOPOLOGY, *OPTIONS))
+    for name in {*VALUES, *FLAGS} & env.keys():
+        value = env[name].strip()
+        if not value or (name in FLAGS and value.lower() not in YES):
+            del env[name]
+        elif name in FLAGS:
+            env[name] = "1"
+    return env
+
+
+def _options(job: Job) -> list[str]:
+    """Return flags for the variables that accelerate's defaults would hide."""
+    options(job.environ)  # those that reach torchrun as variables have to be right, too
+    flags = options(job.environ, OPTIONS)
+    if job.environ.get("PET_RDZV_CONF", "").strip():
+        flags += ["--rdzv-conf", rendezvous_conf(job)]
+    # The spelling with underscores is the one that every accelerate knows.
+    return ["--" + word[2:].replace("-", "_") if word.startswith("--") else word for word in flags]

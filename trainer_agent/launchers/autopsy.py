@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Autopsy:
 
     def failure(self, code: int) -> Failure:
         """Return the first failure of a command that ended with `code`, the shell's exit code."""
-        own = 128 - code if code > 128 else code
+        own = 128 - code if code - 128 in signal.valid_signals() else code  # 255 is no signal, but exit(-1)
         worker = self._culprit()
         if worker is None:
             return Failure(None, None, own, self._last_words())

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
 from trainer_agent import log
@@ -93,9 +94,10 @@ class _Several:
         return exit_code(status)
 
     def _start(self) -> None:
+        stdin = DEVNULL if os.isatty(0) else None  # they cannot share a terminal: whoever read from it would be stopped
         for index, own in enumerate(self.copies):
             try:
-                process = spawn(self.argv, env={**self.env, **own})
+                process = spawn(self.argv, env={**self.env, **own}, stdin=stdin)
             except OSError as error:
                 raise cannot_start(self.argv, error) from error
             process.returncode = 0  # we reap it ourselves, with everybody else's orphans

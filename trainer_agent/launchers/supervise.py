@@ -23,10 +23,12 @@ from trainer_agent.process import (
     descendants,
     ended_children,
     exit_code,
+    holds_terminal,
     is_alive,
     kill_descendants,
     signal_name,
     spawn,
+    take_terminal,
 )
 
 if TYPE_CHECKING:
@@ -109,11 +111,12 @@ class _Supervisor:
 
     def run(self, argv: Sequence[str], env: Mapping[str, str]) -> Ended:
         waited = {*FORWARDED, signal.SIGCHLD}
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-        started = time.monotonic()
+        # While the terminal is the command's, one with `stty tostop` would stop us at the next line of the log.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*waited, signal.SIGTTOU})
+        started, terminal = time.monotonic(), holds_terminal()
         try:
             adopt_orphans()
-            pump = self._start(argv, env)
+            pump = self._start(argv, env, terminal=terminal)
             if self.companion:
                 self.companion.start(self.child)
             while self.status is None or any(is_alive(pid) for pid in self.awaited):
@@ -122,13 +125,15 @@ class _Supervisor:
             if pump:
                 pump.join(DRAIN_SECONDS)
         finally:
+            if terminal:
+                take_terminal()
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         return Ended(exit_code(self.status), self.signum, self.killed, self.reaped, time.monotonic() - started)
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> threading.Thread | None:
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], *, terminal: bool) -> threading.Thread | None:
         read, write = os.pipe() if self.feed else (-1, -1)
         try:
-            process = spawn(argv, env=env, stderr=write if self.feed else None)
+            process = spawn(argv, env=env, stderr=write if self.feed else None, terminal=terminal)
         except OSError as error:
             if self.feed:
                 os.close(read)

@@ -10,7 +10,7 @@ from trainer_agent.launchers import Command, Job, base_env, is_python_file
 from trainer_agent.launchers.torchrun_flags import own_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 # Every option of torchrun 2.13 that a PET_ variable can set, beside the topology's own.
 WHOLE, DECIMAL = "[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]+)?"
@@ -64,11 +64,11 @@ def command(job: Job) -> Command:
     return Command((*agent, *meeting, *nproc(job), *options(job.environ), *own), elastic_env(job), elastic_agent=True)
 
 
-def elastic_env(job: Job) -> dict[str, str]:
+def elastic_env(job: Job, replaced: Iterable[str] = (*TOPOLOGY, *VALUES, *FLAGS)) -> dict[str, str]:
     """Return the environment without the PET_* variables that the flags replace."""
     env = base_env(job)
     if not job.keep_pet_env:
-        for name in (*TOPOLOGY, *VALUES, *FLAGS):
+        for name in replaced:
             env.pop(name, None)
     return env
 
@@ -128,14 +128,14 @@ def rendezvous_conf(job: Job) -> str:
     return ",".join(f"{k}={v}" for k, v in conf.items())
 
 
-def options(environ: Mapping[str, str]) -> list[str]:
+def options(environ: Mapping[str, str], names: Iterable[str] = (*VALUES, *FLAGS)) -> list[str]:
     """
-    Return the flags for the PET_* variables that have nothing to do with the topology.
+    Return the flags for the PET_* variables that have nothing to do with the topology, or for some of them.
 
     Raises:
         FatalError: a value that torchrun would answer with a traceback.
     """
-    return [word for name in (*VALUES, *FLAGS) for word in _option(name, environ.get(name, "").strip())]
+    return [word for name in names for word in _option(name, environ.get(name, "").strip())]
 
 
 def _option(name: str, value: str) -> Iterator[str]:
