@@ -39,7 +39,7 @@ def test_the_deadline_has_room_for_the_wait(tmp_path):
 
 @pytest.mark.parametrize("budget_s, slept", [(300, 50.0), (60, 30.0), (20, 10.0), (8, 4.0), (4, 0.0)])
 def test_half_of_the_budget_is_for_the_checks_that_follow(nvml_standin, tmp_path, budget_s, slept):
-    """The rest is for the fabric, without which they could do nothing; four seconds before its end the check says what it sees."""
+    """The rest is for the fabric, without which they can do nothing; 4 s before its end the check says what it sees."""
 
     def waited():
         host = FakeHost(tmp_path)
