@@ -49,7 +49,7 @@ def test_under_bare_torchrun_orphans_stay_zombies(lab):
     """The contrast."""
     container = lab[0].run(TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py"))
     container.printed("five orphans", within=20)
-    eventually(lambda: zombies(container) == 5, within=5, what="all five are zombies")
+    assert eventually(lambda: zombies(container) == 5, within=5, what="all five are zombies")
 
 
 def test_without_being_pid_1_the_agent_becomes_torchrun(lab):
