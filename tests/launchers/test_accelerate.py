@@ -11,14 +11,15 @@ TORCH = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "j-0.j", "P
 LAUNCH = ("accelerate", "launch", "--num_processes", "1", "train.py")
 
 
-def job(environ, *script, nproc=4, config=False):
+def job(environ, *script, nproc=4):
     topology = read_topology(environ, hostname="box")
     decision = Decision(nproc, "", omp_threads=2)
     words = (script or LAUNCH, environ, "python", ("torchrun",), 900.0)
-    return Job(topology, decision, *words, accelerate_config=config)
+    return Job(topology, decision, *words)
 
 
 def argv(environ, *script, **settings):
+    environ = {"HF_HOME": "/nowhere", **environ}  # whatever `accelerate config` has left on this machine
     return accelerate.command(job(environ, "accelerate", "launch", *script, **settings)).argv
 
 
@@ -53,9 +54,7 @@ def test_one_node(nproc, more):
     """One node needs no place to meet, and one process is not many GPUs."""
     flags = ("--num_machines", "1", "--num_processes", str(nproc), "--machine_rank", "0", *more)
     environ = {"PET_NNODES": "1"}
-    assert ("accelerate", "launch", *flags, "t.py") == accelerate.command(
-        job(environ, "accelerate", "launch", "t.py", nproc=nproc)
-    ).argv
+    assert ("accelerate", "launch", *flags, "t.py") == argv(environ, "t.py", nproc=nproc)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +85,11 @@ def test_many_gpus_only_where_nobody_has_chosen(words, added):
     assert added == ("--multi_gpu" in argv(TORCH, *words)[: -len(words)])
 
 
-def test_the_file_of_accelerate_config():
+def test_the_file_of_accelerate_config(tmp_path):
     """Its distributed_type counts only where the command says none."""
-    assert "--multi_gpu" not in argv(TORCH, "t.py", config=True)
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").touch()
+    assert "--multi_gpu" not in argv({**TORCH, "HF_HOME": str(tmp_path)}, "t.py")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_where_the_file_lies(environ, path):
 def test_the_options_of_torchrun():
     """accelerate's own defaults win over variables of the options that it has; the others reach its torchrun."""
     own = {"PET_MAX_RESTARTS": "3", "PET_TEE": "3", "PET_LOG_DIR": "/logs", "PET_NO_PYTHON": "true"}
-    others = {"PET_REDIRECTS": "1", "PET_SHUTDOWN_TIMEOUT": "9", "PET_RUN_PATH": "1"}
+    others = {"PET_REDIRECTS": "1", "PET_SHUTDOWN_TIMEOUT": "9", "PET_RUN_PATH": "1", "HF_HOME": "/nowhere"}
     empty = {"PET_LOCAL_ADDR": "", "PET_VIRTUAL_LOCAL_RANK": "0", "PET_RDZV_CONF": "timeout=60"}
     found = accelerate.command(job({"PET_NNODES": "1", **own, **others, **empty}, "accelerate", "launch", "t.py"))
     flags = ("--num_machines", "1", "--num_processes", "4", "--machine_rank", "0", "--multi_gpu")

@@ -21,7 +21,6 @@ from trainer_agent.env import redact_all, secrets_in, whole_number
 from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
 from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, Command, Job, build
-from trainer_agent.launchers.accelerate import config_file
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, is_shell, supervise
@@ -138,7 +137,6 @@ def read_job(
         rendezvous_timeout_s=options.rendezvous_timeout,
         keep_pet_env=options.keep_pet_env,
         mpi=mpi,
-        accelerate_config=host.exists(config_file(environ)),
     )
 
 

@@ -41,7 +41,6 @@ class Job:
         torchrun: words that start torchrun there.
         rendezvous_timeout_s: how long the nodes wait for each other.
         mpi: what an MPI job is made of, None for any other.
-        accelerate_config: whether `accelerate config` has left a file here, which accelerate then obeys.
     """
 
     topology: Topology
@@ -53,7 +52,6 @@ class Job:
     rendezvous_timeout_s: float
     keep_pet_env: bool = False
     mpi: Plan | None = None
-    accelerate_config: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.env import whole_number
@@ -67,7 +68,7 @@ def config_file(environ: Mapping[str, str]) -> str:
 def _multi_gpu(job: Job, processes: int) -> bool:
     """Whether to say that these are many GPUs: unless user or file have chosen, and never of one process."""
     given = _given(job.script[2:])
-    if job.accelerate_config or CHOICES & given.keys():
+    if CHOICES & given.keys() or Path(config_file(job.environ)).exists():
         return False
     return (whole_number(given["num_processes"]) or 0 if "num_processes" in given else processes) > 1
 
