@@ -178,6 +178,12 @@ def test_telling_after_the_end_is_harmless(server):
     assert [] == server.asked
 
 
+def run(program, **environ):
+    """Run Python text in a process of its own, with some variables more; it has to end well."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+
+
 def test_one_warning_is_enough(server_that, tmp_path):
     """However often the server refuses; it goes to the log and says that the job goes on."""
     server = server_that(lambda handler: handler.answer(403, "Forbidden"))
@@ -191,8 +197,7 @@ def test_one_warning_is_enough(server_that, tmp_path):
         "        tell(init_files_done=number)\n"
         "        time.sleep(0.02)\n"
     )
-    env = {**os.environ, **server.environ}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    done = run(program, **server.environ)
 
     assert 2 <= len(server.asked), done.stderr
     said = "the TrainJob's status is not updated: the server answered 403: Forbidden"
@@ -211,7 +216,7 @@ def test_without_variables_nothing_is_started():
         "    print(open(f'/proc/self/task/{os.getpid()}/children').read())\n"
         "print({'http.client', 'ssl', 'trainer_agent.status_sender'} & {*sys.modules})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run(program)
 
     assert ("\nset()\n", "") == (done.stdout, done.stderr)
 
@@ -287,8 +292,7 @@ def test_a_machine_without_room_for_one_more_process_goes_on(server):
         "    tell(init_files=3)\n"
         "print('went on')\n"
     )
-    env = {**os.environ, **server.environ}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    done = run(program, **server.environ)
 
     assert (True, [], "") == (done.stdout.endswith("went on\n"), server.asked, done.stderr)
     assert "Too many open files" in done.stdout

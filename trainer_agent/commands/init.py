@@ -225,7 +225,12 @@ def _fetch(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], te
 def _fetch_contained(
     kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any], tell: Callable[..., None]
 ) -> Summary:
-    """Fetch in a child, which ends with --timeout whatever it waits for, and not from here on if it is killed."""
+    """
+    Fetch in a child, so that it ends with --timeout whatever it waits for.
+
+    Raises:
+        RetryError: it did not end by itself, or somebody killed it.
+    """
     served = any(options["storage_uri"].strip().partition(":")[0] in SERVICES for options in kinds.values())
     timeout_s = bounds["timeout"] + LATE_S + CLEANUP_S * served
     try:
