@@ -79,6 +79,16 @@ def test_an_etag_is_that_of_an_upload_in_parts(data, size):
     assert etag(data, size) == sequential(f"md5-parts:{size}:any-1", [data])
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (3, 1, 2), (6,), (1, 1, 4)])
+def test_parts_may_have_different_sizes(sizes):
+    """As s3fs and pyarrow upload."""
+    parts = [b"a" * size for size in sizes]
+    whole = hashlib.md5(b"".join(hashlib.md5(part).digest() for part in parts)).hexdigest()
+    written = ",".join(map(str, sizes))
+
+    assert f"md5-parts:{written}:{whole}-{len(sizes)}" == sequential(f"md5-parts:{written}:any-1", [b"a" * 6])
+
+
 def test_an_etag_may_be_asked_for_in_between():
     digest = digests.Sequential("md5-parts:10:any-1", 25)
     seen = []

@@ -15,7 +15,7 @@ from strange import NO_DIRECTORIES, NO_FILES, is_untouched, make_elsewhere
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, record
-from trainer_agent.initializers.hidden import open_plain, prepare
+from trainer_agent.initializers.hidden import folds_case, folds_unicode, open_plain, prepare
 from trainer_agent.initializers.journal import part_name
 from trainer_agent.initializers.record import Kept, Record
 from trainer_agent.isolation import isolated
@@ -345,7 +345,9 @@ def test_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path):
     assert tree(tmp_path) == {"empty": b"", "other": b"x"}
 
 
-@pytest.mark.parametrize("checksum", ["blake9:12", "md5-parts:0:12", "md5-parts:-1:12", "md5-parts", "sha256", ":"])
+@pytest.mark.parametrize(
+    "checksum", ["blake9:12", "md5-parts:0:12", "md5-parts:-1:12", "md5-parts:2,0:1", "md5-parts", "sha256", ":"]
+)
 def test_a_checksum_of_an_unknown_kind_proves_nothing(tmp_path, checksum):
     """The file is fetched again."""
     source = Memory({"f": b"x"})
@@ -357,3 +359,32 @@ def test_a_checksum_of_an_unknown_kind_proves_nothing(tmp_path, checksum):
     done = isolated(lambda: bring(source, tmp_path, verify="full"), timeout_s=20.0)
 
     assert (done.fetched_files, tree(tmp_path)) == (1, {"f": b"x"})
+
+
+# --- what the file system makes of names
+
+
+def test_a_name_in_capitals_is_another(ours):
+    """Unless it leads to the very same file."""
+    (ours / "lock").touch()
+    alone = folds_case(ours / "lock")
+    (ours / "LOCK").touch()
+    two = folds_case(ours / "lock")
+    (ours / "LOCK").unlink()
+    (ours / "LOCK").hardlink_to(ours / "lock")
+
+    assert [False, False, True] == [alone, two, folds_case(ours / "lock")]
+
+
+def test_what_shows_how_unicode_is_taken_is_removed(ours):
+    """It is made for that, and nothing else lies there afterwards."""
+    alone = folds_unicode(ours)
+    left = {path.name for path in ours.iterdir()}
+    (ours / "\u00fc").touch()
+    (ours / "u\u0308").hardlink_to(ours / "\u00fc")
+
+    assert [False, {"parts"}, True] == [alone, left, folds_unicode(ours)]
+
+
+def test_where_no_file_can_be_made_nothing_is_said_of_unicode(ours):
+    assert folds_unicode(ours / "gone") is False

@@ -41,24 +41,32 @@ def test_an_object_of_parts_must_say_that_its_checksum_is_of_the_whole(kind, exp
 
 
 @pytest.mark.parametrize(
-    "etag,size,length,count,expected",
+    "size,parts,expected",
     [
-        (ETAG, 25, "10", "3", f"md5-parts:10:{ETAG}"),
-        (ETAG, 30, "10", "3", f"md5-parts:10:{ETAG}"),
-        (ETAG, 31, "10", "3", ""),
-        (ETAG, 20, "10", "3", ""),
-        (ETAG, 25, "10", "2", ""),
-        (ETAG, 25, "25", "", ""),
-        (ETAG, 25, "", "3", ""),
-        (ETAG, 25, "0", "3", ""),
-        ("a" * 32, 25, "25", "1", ""),
+        (25, [10, 10, 5], f"md5-parts:10:{ETAG}"),
+        (30, [10, 10, 10], f"md5-parts:10:{ETAG}"),
+        (25, [10, 5, 10], f"md5-parts:10,5,10:{ETAG}"),
+        (31, [10, 10, 11], f"md5-parts:10,10,11:{ETAG}"),
+        (31, [10, 10, 10], ""),
+        (20, [10, 10, 0], ""),
+        (20, [], ""),
     ],
 )
-def test_a_multipart_etag_needs_parts_that_add_up(etag, size, length, count, expected):
-    """Parts of different sizes, or a server that knows no parts, give no checksum."""
-    headers = {"Content-Length": length, "x-amz-mp-parts-count": count}
+def test_a_multipart_etag_needs_parts_that_add_up(size, parts, expected):
+    """Those of a server that does not tell all their sizes give no checksum."""
+    assert s3_checksum.of_parts(ETAG, size, parts) == expected
 
-    assert s3_checksum.of_parts(etag, size, headers) == expected
+
+@pytest.mark.parametrize("kind", ["aws:kms", "aws:kms:dsse", "AES256", ""])
+@pytest.mark.parametrize(
+    "etag,expected",
+    [("a" * 32, f"md5:{'a' * 32}"), (ETAG, None), (f"{'a' * 32}-1", f"md5-parts:9:{'a' * 32}-1"), ("opaque", "")],
+)
+def test_what_an_answer_says(kind, etag, expected):
+    """ETags are made of MD5s, unless a key of KMS encrypts; those of several parts need the sizes of these."""
+    headers = {"x-amz-server-side-encryption": kind}
+
+    assert s3_checksum.of_answer(headers, etag, 9) == ("" if kind.startswith("aws:kms") else expected)
 
 
 BIG = os.urandom(9 << 20)

@@ -25,19 +25,25 @@ class Thing:
 
     Args:
         etag: the MD5 of the body when empty.
-        headers: further ones of GET and HEAD.
-        parts: size of its parts, for `?partNumber=1`.
+        headers: further ones of GET and HEAD; None leaves one out.
+        parts: the sizes of its parts, for `?partNumber=…`; one number where all but the last have it.
         size: as listed, when that is a lie.
     """
 
     body: bytes = b""
     etag: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
-    parts: int = 0
+    headers: dict[str, str | None] = field(default_factory=dict)
+    parts: int | tuple[int, ...] = 0
     size: int | None = None
 
     def __post_init__(self):
         self.etag = self.etag or hashlib.md5(self.body, usedforsecurity=False).hexdigest()
+
+    def part(self, number):
+        """Return the bytes of one part, and how many parts there are."""
+        sizes = self.parts if isinstance(self.parts, tuple) else (self.parts,) * -(-len(self.body) // self.parts)
+        start = sum(sizes[: number - 1])
+        return self.body[start : start + sizes[number - 1]], len(sizes)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Fault:
     status: int = 503
     code: str = ""
     message: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str | None] = field(default_factory=dict)
     body: bytes | None = None
     cut: int | None = None
 
@@ -207,8 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body, size = thing.body, len(thing.body)
         if thing.parts and "partNumber" in query:
-            count = -(-size // thing.parts)
-            self._send(206, body[: thing.parts], {**headers, "x-amz-mp-parts-count": str(count)})
+            part, count = thing.part(int(query["partNumber"]))
+            self._send(206, part, {**headers, "x-amz-mp-parts-count": str(count)})
             return
         asked = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", self.headers.get("Range", "")) if self.world.ranges else None
         if not asked:
@@ -228,7 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(status)
         sent = {"Date": self.date_time_string(), "Content-Length": str(len(body)), **(headers or {})}
         for name, value in sent.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body if cut is None else body[:cut])

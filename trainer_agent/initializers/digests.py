@@ -5,11 +5,13 @@ crc32, crc32c, crc64nvme    of any range, in any order; the values of ranges can
 sha256, sha1, md5           of the bytes from first to last
 git-sha1                    of git's blob header and the bytes: what the Hub says of small files
 md5-parts:SIZE              S3's ETag of an upload in parts of SIZE bytes: the MD5 of the parts' MD5s, and their number
+md5-parts:SIZE,SIZE,...     the same where the parts have different sizes
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +74,7 @@ class Sequential:
     def __init__(self, checksum: str, size: int) -> None:
         self._algorithm = checksum.partition(":")[0]
         self._hash: Any = (
-            _Parts(int(checksum.partition(":")[2].partition(":")[0]))
+            _Parts(checksum.partition(":")[2].partition(":")[0])
             if self._algorithm == "md5-parts"
             else _new(self._algorithm)
         )
@@ -89,12 +91,14 @@ class Sequential:
 
 
 class _Parts:
-    def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(size)
-        self._size = size
+    def __init__(self, sizes: str) -> None:
+        numbers = [int(size) for size in sizes.split(",")]
+        if min(numbers) < 1:
+            raise ValueError(sizes)
+        self._sizes = sizes
+        self._coming = itertools.chain(numbers, itertools.repeat(numbers[-1]))
         self._part = _new("md5")
-        self._left = size
+        self._size = self._left = next(self._coming)
         self._digests: list[bytes] = []
 
     def update(self, piece: bytes | memoryview) -> None:
@@ -106,7 +110,8 @@ class _Parts:
             view = view[here.nbytes :]
             if not self._left:
                 self._digests.append(self._part.digest())
-                self._part, self._left = _new("md5"), self._size
+                self._part = _new("md5")
+                self._size = self._left = next(self._coming)
 
     def hexdigest(self) -> str:
         digests = list(self._digests)
@@ -114,7 +119,7 @@ class _Parts:
             digests.append(self._part.digest())
         whole = _new("md5")
         whole.update(b"".join(digests))
-        return f"{self._size}:{whole.hexdigest()}-{len(digests)}"
+        return f"{self._sizes}:{whole.hexdigest()}-{len(digests)}"
 
 
 def of_file(fd: int, checksum: str, size: int) -> str:

@@ -21,8 +21,8 @@ from trainer_agent.initializers.s3_xml import unquoted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Of files up to this size only the listing's ETag is used: one more request each would double their cost.
-SMALL_BYTES = 8 << 20
+# Of parts of different sizes so many are asked for theirs; more questions would take longer than the bytes.
+MOST_PARTS = 100
 
 
 class S3Source:
@@ -53,7 +53,6 @@ class S3Source:
         self.patience_s = patience_s
         self._asked: set[str] = set()
         self._learned: dict[str, str] = {}
-        self._md5: bool | None = None
 
     def entries(self) -> Iterator[Entry]:
         """List the objects page by page; markers of empty directories are left out."""
@@ -84,9 +83,9 @@ class S3Source:
             if not whole:
                 if (total := demand_range(answer, entry.key, start, stop)) != "*":
                     _check_same(entry, None, int(total))
-            elif length := answer.headers.get("Content-Length", ""):
+            elif (length := answer.headers.get("Content-Length", "")).isdecimal():
                 _check_same(entry, None, int(length))
-            if whole and (found := s3_checksum.of_object(answer.headers, entry.version)):
+            if whole and (found := s3_checksum.of_answer(answer.headers, entry.version, entry.size)) is not None:
                 self._learned[entry.key] = found
             yield from answer.pieces()
 
@@ -94,30 +93,31 @@ class S3Source:
         """
         Return what S3 says that the object hashes to.
 
-        Of a small one that has been read, that is what came with its bytes. Else a small one's ETag is trusted to be
-        an MD5 if the first such object's is; who asks twice makes us look.
+        Of one that has been read whole, that is what came with its bytes; of an empty one there is nothing to prove.
         """
-        etag = entry.version
-        if learned := self._learned.pop(entry.key, ""):
+        if (learned := self._learned.pop(entry.key, None)) is not None:
             return learned
-        if entry.size <= SMALL_BYTES and entry.key not in self._asked:
-            self._asked.add(entry.key)
-            if not s3_checksum.MD5.fullmatch(etag):
-                return ""
-            if self._md5 is not None:
-                return f"md5:{etag}" if self._md5 else ""
-        headers = self._head(entry)
-        md5 = s3_checksum.is_md5(headers)
-        if self._md5 is None:
-            self._md5 = md5
-        found = s3_checksum.of_object(headers, etag)
-        if found or not md5:
-            return found
-        if s3_checksum.MD5.fullmatch(etag):
-            return f"md5:{etag}"
-        if s3_checksum.PARTS.fullmatch(etag):
-            return s3_checksum.of_parts(etag, entry.size, self._head(entry, part=1))
-        return ""
+        if not entry.size:
+            return ""
+        found = s3_checksum.of_answer(self._head(entry), entry.version, entry.size)
+        return s3_checksum.of_parts(entry.version, entry.size, self._parts(entry)) if found is None else found
+
+    def _parts(self, entry: Entry) -> list[int]:
+        """
+        Return the sizes of an object's parts; none where the server does not tell them.
+
+        The first and the last tell whether the others are like the first; who asks twice makes us look at all.
+        """
+        again, count = entry.key in self._asked, s3_checksum.count_of(entry.version)
+        first = self._head(entry, part=1)
+        if first.get("x-amz-mp-parts-count", "") != str(count):
+            return []
+        sizes = [_size_of(first)] * count
+        sizes[-1] = _size_of(self._head(entry, part=count))
+        if (again or sum(sizes) != entry.size) and count <= MOST_PARTS:
+            sizes[1:-1] = [_size_of(self._head(entry, part=number)) for number in range(2, count)]
+        self._asked.add(entry.key)
+        return sizes
 
     def _below(self) -> Iterator[Entry]:
         token = ""
@@ -144,8 +144,19 @@ class S3Source:
             raise
         if headers is None:
             return None
-        name = self.key.rpartition("/")[2]
-        return Entry(name, int(headers.get("Content-Length", "0")), self.key, unquoted(headers.get("ETag", "")))
+        size = headers.get("Content-Length", "")
+        if not size.isdecimal():  # some gateways leave out what is not to be sent
+            size = persist(self._told_by_get, patience_s=self.patience_s)
+        return Entry(self.key.rpartition("/")[2], int(size), self.key, unquoted(headers.get("ETag", "")))
+
+    def _told_by_get(self) -> str:
+        """Return the size of the object that the URI names itself, as a GET tells it."""
+        with self.bucket.open(self.key, {"Range": "bytes=0-0"}) as answer:
+            ranged = answer.status == 206
+            size = demand_range(answer, self.key, 0, 1) if ranged else answer.headers.get("Content-Length", "")
+        if not size.isdecimal():
+            raise TransientError("source-garbled", f"{self.uri}: the server does not tell how many bytes it has")
+        return size
 
     def _entry(self, key: str, size: int, etag: str) -> Entry:
         if key.endswith("/"):
@@ -160,6 +171,12 @@ class S3Source:
         if part is None:  # some servers answer with the ETag of the part
             _check_same(entry, headers.get("ETag"))
         return headers
+
+
+def _size_of(part: Mapping[str, str]) -> int:
+    """Return the bytes of a part, given the answer to a HEAD of it; 0 where it does not tell."""
+    length = part.get("Content-Length", "")
+    return int(length) if length.isdecimal() else 0
 
 
 def _check_same(entry: Entry, etag: str | None, size: int | None = None) -> None:

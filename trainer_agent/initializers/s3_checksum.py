@@ -7,10 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MD5 = re.compile(r"[0-9a-f]{32}")
-PARTS = re.compile(r"([0-9a-f]{32})-([0-9]{1,5})")
+PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
 # The cheapest first: algorithm, bytes of its value.
 ALGORITHMS = (("crc64nvme", 8), ("crc32c", 4), ("crc32", 4), ("sha256", 32), ("sha1", 20))
 ENCRYPTION = "x-amz-server-side-encryption"
@@ -37,12 +37,31 @@ def is_md5(headers: Mapping[str, str]) -> bool:
     return not kms and f"{ENCRYPTION}-customer-algorithm" not in headers
 
 
-def of_parts(etag: str, size: int, first_part: Mapping[str, str]) -> str:
-    """Return the checksum in a multipart ETag, given the headers of part 1; empty when the parts do not add up."""
-    found = PARTS.fullmatch(etag)
-    length, count = (first_part.get(name, "") for name in ("Content-Length", "x-amz-mp-parts-count"))
-    if not found or not length.isdecimal() or int(length) == 0:
+def of_answer(headers: Mapping[str, str], etag: str, size: int) -> str | None:
+    """
+    Return what the headers of a HEAD or of a whole GET say that an object hashes to, empty when they say nothing.
+
+    None where its ETag would say it to those who know the sizes of its parts.
+    """
+    found = of_object(headers, etag)
+    if found or not is_md5(headers):
+        return found
+    if MD5.fullmatch(etag):
+        return f"md5:{etag}"
+    if not PARTS.fullmatch(etag):
         return ""
-    if count != found[2] or int(count) != -(-size // int(length)):
+    return of_parts(etag, size, [size]) if count_of(etag) == 1 else None
+
+
+def count_of(etag: str) -> int:
+    """Return the number of parts in a multipart ETag."""
+    return int(etag.rpartition("-")[2])
+
+
+def of_parts(etag: str, size: int, parts: Sequence[int]) -> str:
+    """Return the checksum in a multipart ETag, given the sizes of the parts; empty when these do not add up."""
+    if not parts or sum(parts) != size or min(parts) < 1:
         return ""
-    return f"md5-parts:{length}:{etag}"
+    # Equal ones, of which the last may be shorter, are written as one.
+    equal = set(parts[:-1]) <= {parts[0]} and parts[-1] <= parts[0]
+    return f"md5-parts:{parts[0] if equal else ','.join(map(str, parts))}:{etag}"
