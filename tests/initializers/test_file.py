@@ -1,14 +1,18 @@
 """file://"""
 
 import os
+import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
-from trainer_agent.initializers import ChangedError, open_source
+from trainer_agent.initializers import HIDDEN, ChangedError, TransientError, open_source
 from trainer_agent.initializers.delivery import Order
 from trainer_agent.initializers.fetch import Bounds, fetch
+from trainer_agent.isolation import contained
 
 
 def bring(uri, destination):
@@ -42,7 +46,7 @@ def test_links_are_followed(tree, tmp_path):
     assert tree(tmp_path / "out") == {"train/b": b"b", "deep/again/b": b"b", "c": b"b"}
 
 
-@pytest.mark.parametrize("target, why", [("nowhere", "which does not exist"), (".", "which it lies in")])
+@pytest.mark.parametrize("target, why", [("nowhere", "which does not exist"), (".", "which leads back to it")])
 def test_a_link_that_leads_to_no_data_is_named(tmp_path, target, why):
     """Nothing is left out without a word."""
     source = tmp_path / "source"
@@ -55,6 +59,23 @@ def test_a_link_that_leads_to_no_data_is_named(tmp_path, target, why):
 
     message = f"{source}/deep/link is a link to {source / target}, {why}"
     assert ("source-link-unusable", message) == (refused.value.code, refused.value.message)
+
+
+def test_links_that_lead_in_a_circle_are_named(tmp_path):
+    """Each of them alone leads to data."""
+    source = tmp_path / "source"
+    for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        (source / name).mkdir(parents=True)
+        (source / name / "file").write_bytes(b"x")
+        (source / name / "next").symlink_to(source / other)
+
+    with pytest.raises(FatalError) as refused:
+        bring(f"file://{source}", tmp_path / "out")
+
+    [(link, target)] = re.findall(r"(\S+) is a link to (\S+), which leads back to it$", refused.value.message)
+    assert refused.value.code == "source-link-unusable"
+    assert Path(link).resolve() == Path(target)
+    assert link.count("/next") == 3
 
 
 def test_a_volume_of_a_config_map_has_each_file_once(tree, tmp_path):
@@ -79,14 +100,16 @@ def test_a_single_file(tree, tmp_path):
     assert tree(tmp_path / "out") == {"one.bin": b"one"}
 
 
-def test_a_destination_of_ours_is_a_source_too(tree, tmp_path):
-    """Its record and lock are no data."""
+@pytest.mark.parametrize("below", ["first", ""])
+def test_a_destination_of_ours_is_a_source_too(tree, tmp_path, below):
+    """Its record and lock are no data, and whoever fills it may be changing them."""
     (tmp_path / "one.bin").write_bytes(b"one")
-    bring(f"file://{tmp_path}/one.bin", tmp_path / "first")
+    bring(f"file://{tmp_path}/one.bin", tmp_path / "all" / "first")
 
-    bring(f"file://{tmp_path}/first", tmp_path / "second")
+    bring(f"file://{tmp_path}/all/{below}", tmp_path / "second")
 
-    assert tree(tmp_path / "second") == {"one.bin": b"one"}
+    assert tree(tmp_path / "second") == {f"{'' if below else 'first/'}one.bin": b"one"}
+    assert list((tmp_path / "second").rglob(HIDDEN)) == [tmp_path / "second" / HIDDEN]
 
 
 def test_ranges_are_those_of_the_file(tmp_path):
@@ -114,6 +137,82 @@ def test_a_change_after_the_listing_is_told(tmp_path, change):
 
     with pytest.raises(ChangedError, match="changed after it was listed"):
         list(source.read(entry, 0, 3))
+
+
+def test_a_change_while_it_is_read_is_told(tmp_path):
+    """At once: of a range that another stream takes over, nobody reads the end."""
+    (tmp_path / "f").write_bytes(b"old" * 500_000)
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+    pieces = source.read(entry, 0, 1_500_000)
+    next(pieces)
+    with (tmp_path / "f").open("r+b") as file:
+        file.write(b"new")
+    os.utime(tmp_path / "f", (5, 5))
+
+    with pytest.raises(ChangedError, match="changed after it was listed"):
+        next(pieces)
+
+
+def test_a_file_that_has_become_shorter_has_changed(tmp_path):
+    """Its end is not waited for."""
+    (tmp_path / "f").write_bytes(b"old")
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+    os.truncate(tmp_path / "f", 0)
+    os.utime(tmp_path / "f", ns=(0, (tmp_path / "f").stat().st_mtime_ns))
+
+    with pytest.raises(ChangedError, match="changed after it was listed"):
+        list(source.read(entry, 0, 3))
+
+
+def test_a_file_that_is_gone_may_come_back(tmp_path):
+    """As where a file server is restarted; the frame counts the attempts."""
+    (tmp_path / "f").write_bytes(b"old")
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+    (tmp_path / "f").unlink()
+
+    with pytest.raises(TransientError) as caught:
+        list(source.read(entry, 0, 3))
+
+    assert ("source-unavailable", f"{tmp_path}/f cannot be read: No such file or directory") == (
+        caught.value.code,
+        caught.value.message,
+    )
+
+
+def test_nothing_comes_after_the_end(tmp_path):
+    """Whatever is asked for."""
+    (tmp_path / "f").write_bytes(b"old")
+    source = open_source(f"file://{tmp_path}", {})
+    [entry] = source.entries()
+
+    assert list(source.read(entry, 1, 9)) == [b"ld"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_this_user_may_not_look_at_is_the_sources_fault():
+    """A directory that can be listed and not entered; the destination has nothing to do with it."""
+    with tempfile.TemporaryDirectory() as folder:  # which the other user can reach
+        _refuse_to_look(Path(folder))
+
+
+def _refuse_to_look(folder):
+    source = folder / "source"
+    source.mkdir()
+    (source / "f").write_bytes(b"x")
+    folder.chmod(0o755)
+    source.chmod(0o744)
+
+    def listed():
+        os.setuid(1000)
+        return list(open_source(f"file://{source}", {}).entries())
+
+    with pytest.raises(FatalError, match=f"{source}/f cannot be read: Permission denied") as refused:
+        contained(listed, grace_s=1.0, timeout_s=20.0)
+
+    assert refused.value.code == "source-refused"
 
 
 def test_a_missing_path_is_fatal(tmp_path):

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from authority import server_context
+from fetching import bring
 from hub import Hub
 from hub_repository import Blob
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import Entry
+from trainer_agent.initializers import Entry, OfflineError
 from trainer_agent.initializers.hf import HubSource
 
 TOKEN = "hf_aVerySecretToken"
@@ -273,6 +274,33 @@ def test_offline_nothing_is_asked(hub, source):
 
     assert [] == hub.log
     assert list(source(HF_HUB_OFFLINE="0").entries())
+
+
+@pytest.mark.parametrize("more", [{"verify": "full"}, {"checksums": {"a.txt": f"sha256:{'0' * 64}"}}], ids=str)
+def test_offline_nothing_is_asked_for_what_is_damaged(hub, source, tmp_path, more):
+    """A file that is there and not whole, or another than the user's own list says, is named."""
+    bring(source(), tmp_path)
+    before = (tmp_path / "a.txt").stat()
+    (tmp_path / "a.txt").write_bytes(b"aleph")
+    os.utime(tmp_path / "a.txt", ns=(before.st_mtime_ns, before.st_mtime_ns))
+    asked = len(hub.log)
+
+    with pytest.raises(OfflineError) as caught:
+        bring(source(HF_HUB_OFFLINE="1"), tmp_path, **more)
+
+    assert "hub-offline" == caught.value.code
+    assert "HF_HUB_OFFLINE is set, and a.txt is damaged here, or another than is wanted" == caught.value.message
+    assert asked == len(hub.log)
+    assert b"aleph" == (tmp_path / "a.txt").read_bytes()
+
+
+@pytest.mark.parametrize("size", ["5, 5", "none"])
+def test_a_size_that_is_no_number_is_no_change(hub, source, size):
+    """What arrives is counted anyway."""
+    entry = entry_of(source(), "a.txt")
+    hub.fault("/resolve/", times=2, status=200, body=b"alpha", headers={"Content-Length": size, "Connection": "close"})
+
+    assert b"alpha" == read(source(), entry, 0, 5)
 
 
 @pytest.mark.parametrize("more", [{}, {"AWS_CA_BUNDLE": "/of/an/s3/server"}], ids=["alone", "beside-s3"])

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 
-def run(*args, env):
-    """Run the program; return its exit code, and its log as a list of dicts."""
-    done = subprocess.run(
+def started(*args, env):
+    """Run the program."""
+    return subprocess.run(
         [sys.executable, "-m", "trainer_agent", "init", *args],
         env={"PATH": os.environ["PATH"], **env},
         capture_output=True,
@@ -21,6 +21,11 @@ def run(*args, env):
         timeout=60,
         check=False,
     )
+
+
+def run(*args, env):
+    """Run the program; return its exit code, and its log as a list of dicts."""
+    done = started(*args, env=env)
     return done.returncode, [json.loads(line) for line in done.stderr.splitlines()], done
 
 
@@ -98,6 +103,74 @@ def test_a_hostile_name_writes_nothing(s3, tree, tmp_path):
     assert code in (20, 30)
     assert log[-1]["level"] == "error"
     assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "below,refused",
+    [("", True), ("dataset", True), ("deep/er", True), ("link", True), ("../outside", False), ("../source2", False)],
+)
+def test_nothing_is_fetched_into_itself(tree, tmp_path, below, refused):
+    """Each run would find the files of the one before, and make another copy of them."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"a")
+    if below == "link":
+        (tmp_path / "elsewhere").symlink_to(source)
+        below = "../elsewhere/dataset"
+    to = str(source / below)
+
+    code, log, _ = run("dataset", "--storage-uri", f"file://{source}", "--output-path", to, env={})
+
+    if refused:
+        assert (code, log[-1]["code"]) == (30, "output-path-in-source")
+        assert log[-1]["event"] == f"OUTPUT_PATH={to} is part of file://{source}, and would be fetched into itself"
+    else:
+        assert code == 0
+    assert tree(source) == {"a": b"a"}
+
+
+def test_a_model_does_not_go_into_the_dataset_s_source(tree, tmp_path):
+    """It would be fetched as data, half of it perhaps."""
+    for name in ("data", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_bytes(b"a")
+    env = {
+        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": f"file://{tmp_path}/data",
+        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(tmp_path / "to"),
+        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": f"file://{tmp_path}/model",
+        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(tmp_path / "data/model"),
+    }
+
+    code, log, _ = run("all", env=env)
+
+    assert (code, log[-1]["code"]) == (30, "output-path-in-source")
+    assert tree(tmp_path) == {"data/a": b"a", "model/a": b"a"}
+
+
+@pytest.mark.parametrize(
+    "option,value,why",
+    [
+        ("--stall-timeout", "1e20", "1e+20 is not in the range 0.1<=x<=86400"),
+        ("--stall-timeout", "1e-9", "1e-09 is not in the range 0.1<=x<=86400"),
+        ("--stall-timeout", "nan", "nan is not a number of seconds"),
+        ("--timeout", "1e20", "1e+20 is not in the range 1<=x<=31536000"),
+        ("--timeout", "inf", "inf is not in the range 1<=x<=31536000"),
+    ],
+)
+def test_seconds_that_no_clock_counts_are_refused(tmp_path, option, value, why):
+    """The message has the option, what it was given, and what is wanted."""
+    done = started("dataset", "--storage-uri", f"file://{tmp_path}", option, value, env={})
+
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: Invalid value for '{option}': {why}.")
+
+
+@pytest.mark.parametrize("value", ["0.1", "86400"])
+def test_the_longest_and_the_shortest_stall(s3, tree, tmp_path, value):
+    """A server's answer is waited for."""
+    to = ("--storage-uri", "s3://bucket/single.bin", "--output-path", str(tmp_path))
+
+    assert run("dataset", *to, "--stall-timeout", value, env=s3)[0] == 0
+    assert tree(tmp_path) == {"single.bin": b"one object"}
 
 
 @pytest.mark.parametrize(

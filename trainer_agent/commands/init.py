@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--timeout",
-                type=Seconds(min=1),
+                type=Seconds(min=1, max=365 * 86_400),
                 default=6 * 3600,
                 show_default=True,
                 show_envvar=True,
@@ -105,7 +106,8 @@ def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--stall-timeout",
-                type=Seconds(min=0.1),
+                # Waiting for a socket is counted in milliseconds, in 32 bits.
+                type=Seconds(min=0.1, max=86_400),
                 default=30,
                 show_default=True,
                 show_envvar=True,
@@ -264,12 +266,24 @@ def _fetch_here(
             services.append(source)
         else:
             orders.append(_order(kind, source, options))
+    _refuse_circle(orders)
     setup = Setup(services, deadline=started + bounds["timeout"])
     limits = Bounds(streams=bounds["streams"], timeout_s=bounds["timeout"])
     done = fetch(orders, host=Host(), bounds=limits, meanwhile=setup.check, tell=tell)
     with done.phase("serve"):
         setup.finish()
     return done
+
+
+def _refuse_circle(orders: Sequence[Order]) -> None:
+    """Refuse a destination that is part of a source: each run would fetch what the one before has fetched."""
+    roots = [order.source.uri.removeprefix("file://") for order in orders if order.source.uri.startswith("file://")]
+    for root, order in product(roots, orders):
+        place = order.destination
+        if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(root)):
+            hint = "choose an OUTPUT_PATH elsewhere, or name a part of the source without it in STORAGE_URI"
+            message = f"OUTPUT_PATH={place} is part of file://{root}, and would be fetched into itself"
+            raise FatalError("output-path-in-source", message, hint=hint)
 
 
 def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:

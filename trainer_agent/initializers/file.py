@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import HIDDEN, PATIENCE_S, STALL_S, ChangedError, Entry, TransientError
 
 if TYPE_CHECKING:
@@ -37,6 +38,32 @@ class FileSource:
 
     def entries(self) -> Iterator[Entry]:
         """List the files below the path, or the file that it is."""
+        try:
+            yield from self._files()
+        except OSError as error:
+            raise _told(error, str(self.root)) from error
+
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+        """Yield bytes of one file."""
+        try:
+            with Path(entry.key).open("rb", buffering=0) as file:
+                file.seek(start)
+                while start < stop:
+                    piece = file.read(min(CHUNK_BYTES, stop - start))
+                    # After each piece: of a range that another stream takes over, nobody asks for the last one.
+                    _check_same(entry, os.fstat(file.fileno()))
+                    if not piece:
+                        return
+                    start += len(piece)
+                    yield piece
+        except OSError as error:
+            raise _told(error, entry.key) from error
+
+    def checksum(self, entry: Entry) -> str:
+        """Return nothing: a file system knows no checksums."""
+        return ""
+
+    def _files(self) -> Iterator[Entry]:
         if self.root.is_file():
             yield _entry(self.root, self.root.name)
             return
@@ -46,12 +73,11 @@ class FileSource:
                 f"{self.root} does not exist",
                 hint="check STORAGE_URI and that the volume is mounted in this container",
             )
-        for directory, below, names in os.walk(self.root, onerror=_unreadable, followlinks=True):
-            if Path(directory) == self.root and HIDDEN in below:
-                below.remove(HIDDEN)  # this is a destination of ours; what lies there is no data
-            below[:] = [name for name in below if not OF_KUBERNETES.fullmatch(name)]
+        for directory, below, names in os.walk(self.root, onerror=_raise, followlinks=True):
+            # In a destination of ours, what is the agent's own is no data.
+            below[:] = [name for name in below if name != HIDDEN and not OF_KUBERNETES.fullmatch(name)]
             for name in below:
-                _refuse_loop(Path(directory, name))
+                self._refuse_circle(Path(directory, name))
             for name in names:
                 path = Path(directory, name)
                 if path.is_file():
@@ -59,30 +85,14 @@ class FileSource:
                 elif path.is_symlink():
                     raise _unusable(path, "which does not exist")
 
-    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
-        """Yield bytes of one file."""
-        try:
-            with Path(entry.key).open("rb", buffering=0) as file:
-                if _version(os.fstat(file.fileno())) != entry.version:
-                    hint = "let whoever writes there finish first"
-                    raise ChangedError("source-changed", f"{entry.key} changed after it was listed", hint=hint)
-                file.seek(start)
-                while start < stop and (piece := file.read(min(CHUNK_BYTES, stop - start))):
-                    start += len(piece)
-                    yield piece
-        except PermissionError as error:
-            raise _refused(error) from error
-        except OSError as error:
-            raise TransientError("source-unavailable", f"{entry.key} cannot be read: {error.strerror}") from error
-
-    def checksum(self, entry: Entry) -> str:
-        """Return nothing: a file system knows no checksums."""
-        return ""
-
-
-def _refuse_loop(path: Path) -> None:
-    if path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()):
-        raise _unusable(path, "which it lies in")
+    def _refuse_circle(self, path: Path) -> None:
+        """Refuse a link to where the way to it has been, which would be gone over and over again."""
+        if not path.is_symlink():
+            return
+        real = path.resolve()
+        way = takewhile(lambda parent: parent.is_relative_to(self.root), path.parents)
+        if any(parent.resolve().is_relative_to(real) for parent in way):
+            raise _unusable(path, "which leads back to it")
 
 
 def _unusable(path: Path, why: str) -> FatalError:
@@ -99,10 +109,20 @@ def _version(stat: os.stat_result) -> str:
     return f"{stat.st_ino}-{stat.st_mtime_ns}"
 
 
-def _unreadable(error: OSError) -> None:
-    raise _refused(error) from error
+def _check_same(entry: Entry, stat: os.stat_result) -> None:
+    if (_version(stat), stat.st_size) != (entry.version, entry.size):
+        hint = "let whoever writes there finish first"
+        raise ChangedError("source-changed", f"{entry.key} changed after it was listed", hint=hint)
 
 
-def _refused(error: OSError) -> FatalError:
-    hint = "let this container's user read it (fsGroup, file modes)"
-    return FatalError("source-refused", f"{error.filename} cannot be read: {error.strerror}", hint=hint)
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _told(error: OSError, name: str) -> AgentError:
+    """Return what a file system's refusal means; `name` is for those that name no file."""
+    message = f"{error.filename or name} cannot be read: {error.strerror}"
+    if isinstance(error, PermissionError):
+        hint = "let this container's user read it (fsGroup, file modes)"
+        return FatalError("source-refused", message, hint=hint)
+    return TransientError("source-unavailable", message)

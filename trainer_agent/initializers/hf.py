@@ -58,7 +58,7 @@ class HubSource:
         self.asked = hf_uri.parse(rest, kind=kind)
         self.uri = str(self.asked)
         self.revision = ""
-        self.environ = environ
+        self.offline = environ.get("HF_HUB_OFFLINE", "").strip().lower() in YES
         self.api = HubApi(self.asked, environ, stall_s=stall_s, patience_s=patience_s)
         self._xet: dict[str, str] = {}
         self._only_xet: set[str] = set()
@@ -68,15 +68,16 @@ class HubSource:
 
     def entries(self) -> Iterator[Entry]:
         """List the files of the commit that the revision is now."""
-        if self.environ.get("HF_HUB_OFFLINE", "").strip().lower() in YES:
-            hint = "unset HF_HUB_OFFLINE, or provide a destination that was completed before"
-            raise OfflineError("hub-offline", f"HF_HUB_OFFLINE is set, and {self.uri} is not here yet", hint=hint)
+        if self.offline:
+            raise _offline(f"{self.uri} is not here yet")
         self.revision = self.api.commit()
         for listed in self.api.files(self.revision):
             yield self._entry(listed)
 
     def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes `[start, stop)`: from the Hub, from its CDN, or from Xet."""
+        if self.offline:
+            raise _offline(f"{entry.path} is damaged here, or another than is wanted")
         if start == stop:
             return iter(())
         if entry.key in self._xet and (entry.size > MOST_PLAIN_BYTES or entry.key in self._only_xet):
@@ -171,8 +172,13 @@ class _Located:
 
 
 def _check_size(entry: Entry, size: str) -> None:
-    if size and size != str(entry.size):
+    if size.isdecimal() and int(size) != entry.size:
         raise _changed(entry, f"it has {size} bytes, and {entry.size} were listed")
+
+
+def _offline(what: str) -> OfflineError:
+    hint = "unset HF_HUB_OFFLINE, or provide a destination that was completed before"
+    return OfflineError("hub-offline", f"HF_HUB_OFFLINE is set, and {what}", hint=hint)
 
 
 def _changed(entry: Entry, how: str) -> ChangedError:
