@@ -3,10 +3,13 @@
 import errno
 import hashlib
 import json
+import os
 import threading
 import zlib
+from contextlib import suppress
 
 import pytest
+import structlog
 from fetching import AT_HAND, BIG, BLOCK, FEW, MIB, Faults, bring, hidden, md5, order, sha256, tree
 from memory_source import PIECE, Memory
 
@@ -48,13 +51,6 @@ def test_a_large_file_comes_in_ranges(tmp_path, checksum):
 def test_a_source_without_ranges_is_asked_for_whole_files(tmp_path):
     """The first answer that is no range is enough to know."""
     files = {"big": BIG, "big2": BIG[: 70 * MIB], "small": b"s"}
-
-    class Whole(Memory):
-        def read(self, entry, start, stop):
-            if (start, stop) != (0, entry.size):
-                raise NoRangesError("no-ranges", "200 to a range")
-            return super().read(entry, start, stop)
-
     source = Whole(files)
     bring(source, tmp_path)
 
@@ -108,16 +104,77 @@ def test_a_body_that_ends_early_is_continued(tmp_path):
 
 
 def test_a_source_that_always_fails_ends_the_fetch(tmp_path):
-    """After ten attempts that brought next to nothing, with its own error."""
+    """After so many attempts that brought next to nothing, with its own error."""
 
     def fail(path, at):
         raise TransientError("source-unavailable", "503", retry_after_s=0.0)
 
     source = Memory({"f": b"abc"}, hook=fail)
     with pytest.raises(TransientError, match="503"):
-        bring(source, tmp_path)
+        bring(source, tmp_path, bounds=Bounds(attempts=4, timeout_s=60))
 
-    assert (len(source.reads), tree(tmp_path)) == (10, {})
+    assert (len(source.reads), tree(tmp_path)) == (4, {})
+
+
+class Whole(Memory):
+    """A server that knows no ranges."""
+
+    def read(self, entry, start, stop):
+        if (start, stop) != (0, entry.size):
+            raise NoRangesError("no-ranges", "200 to a range")
+        return super().read(entry, start, stop)
+
+
+def test_a_source_without_ranges_that_cuts_every_body_ends_the_fetch(tmp_path):
+    """However much of each body comes: nothing of it can be kept."""
+
+    def cut(path, at):
+        if at >= 2 * MIB:
+            raise TransientError("reset", "reset")
+
+    source = Whole({"f": BIG[: 3 * MIB]}, hook=cut)
+    with pytest.raises(TransientError, match="reset"):
+        bring(source, tmp_path, bounds=Bounds(attempts=4, timeout_s=10))
+
+    assert source.served["f"] <= 5 * 2 * MIB
+
+
+def test_a_source_without_ranges_may_cut_a_body_now_and_then(tmp_path):
+    """The file begins anew, without a question in vain."""
+    faults = [("f", 2 * MIB, TransientError("reset", "reset")) for _ in range(3)]
+    source = Whole({"f": BIG[: 3 * MIB], "g": b"g"}, hook=Faults(*faults))
+
+    bring(source, tmp_path)
+
+    assert source.files == tree(tmp_path)
+    assert [("f", 0, 3 * MIB)] * 4 == [read for read in source.reads if read[0] == "f"]
+
+
+def test_a_source_that_sends_another_part_than_the_whole_ends_the_fetch(tmp_path):
+    """Asking for all of it again is no remedy."""
+
+    class Absurd(Memory):
+        def read(self, entry, start, stop):
+            raise NoRangesError("no-ranges", "200 to a range")
+
+    with pytest.raises(NoRangesError):
+        bring(Absurd({"f": b"abc"}), tmp_path, bounds=Bounds(attempts=3, timeout_s=10))
+
+
+def test_a_log_that_cannot_be_written_ends_the_fetch(tmp_path):
+    """It is no error of the destination, and nothing waits for a stream that has ended with it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    source = Memory({"f": b"abc"}, hook=Faults(("f", 0, TransientError("reset", "reset"))))
+    with os.fdopen(writer, "w", buffering=1) as file:
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(file))
+        try:
+            with pytest.raises(BrokenPipeError):
+                bring(source, tmp_path, bounds=Bounds(timeout_s=5))
+        finally:
+            structlog.reset_defaults()
+            with suppress(BrokenPipeError):
+                file.close()
 
 
 def test_time_is_bounded(tmp_path):
@@ -249,10 +306,21 @@ def test_a_link_that_leads_outside_is_not_followed(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "data").symlink_to(tmp_path / "outside")
+    source = Memory({"data/f": b"1"})
     with pytest.raises(FatalError, match="data"):
-        bring(Memory({"data/f": b"1"}), tmp_path / "inside")
+        bring(source, tmp_path / "inside")
 
-    assert list((tmp_path / "outside").iterdir()) == []
+    assert ([], []) == (list((tmp_path / "outside").iterdir()), source.reads)
+
+
+def test_what_is_in_the_way_is_told_before_the_first_byte(tmp_path):
+    """A directory of the user's own is nothing that we would remove."""
+    (tmp_path / "f" / "mine").mkdir(parents=True)
+    source = Memory({"f": b"1", "g": b"2"})
+    with pytest.raises(FatalError, match="f is a directory, and the source has a file of that name") as caught:
+        bring(source, tmp_path)
+
+    assert ("destination-in-the-way", []) == (caught.value.code, source.reads)
 
 
 def test_no_space_is_told_before_the_first_byte(tmp_path):
@@ -274,11 +342,24 @@ def test_a_full_disk_is_told_as_such(tmp_path):
 
 
 def test_a_destination_that_cannot_be_written(tmp_path):
-    """A file stands where the directory should be."""
+    """A file stands where the directory should be, or one above it; that is so on every node."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(RetryError, match="cannot write to"):
-        bring(Memory({"a": b"1"}), tmp_path / "file")
+    for place in (tmp_path / "file", tmp_path / "file" / "deep" / "er"):
+        with pytest.raises(FatalError) as caught:
+            bring(Memory({"a": b"1"}), place)
+        told = f"{tmp_path / 'file'} is a file, and must be a directory"
+        assert ("destination-in-the-way", told) == (caught.value.code, caught.value.message)
+
+
+def test_a_name_that_the_file_system_refuses_is_told(tmp_path):
+    """Here for its length, together with the destination's; no attempt can succeed."""
+    deep = tmp_path.joinpath(*["x" * 250] * 2)
+    name = "/".join(["y" * 200] * 18)
+    with pytest.raises(FatalError, match=r"the file system refuses the name '.*': File name too long") as caught:
+        bring(Memory({"fine": b"1", name: b"2"}), deep)
+
+    assert "unsafe-name" == caught.value.code
 
 
 def test_the_record_says_what_is_there(tmp_path):

@@ -102,7 +102,69 @@ def test_another_source_in_the_same_place(tmp_path):
     assert tree(tmp_path) == {"b": b"2", "c": b"3"}
 
 
+def test_what_would_be_in_the_way_and_goes_with_the_source_is_not(tmp_path):
+    """But what the user has put beside it stays, and is told before the first byte."""
+    bring(Memory({"a/x": b"1", "a/y": b"2", "b": b"3"}), tmp_path)
+    (tmp_path / "a" / "mine").write_bytes(b"the user's own")
+    source = Memory({"a": b"4", "b/z": b"5"})
+    with pytest.raises(FatalError, match="a is a directory, and the source has a file of that name"):
+        bring(source, tmp_path)
+
+    assert [] == source.reads
+    (tmp_path / "a" / "mine").unlink()
+    bring(source, tmp_path)
+    assert {"a": b"4", "b/z": b"5"} == tree(tmp_path)
+
+
+def test_another_selection_of_the_same_files_is_recorded(tmp_path):
+    """So that it counts offline, too; nothing else is done."""
+
+    class Offline(Memory):
+        def entries(self):
+            raise OfflineError("hub-offline", "nobody may ask")
+
+    files = {"config.json": b"{}", "weights": b"w"}
+    bring(Memory(files), tmp_path)
+    before = (tmp_path / "weights").stat()
+    again = Memory(files)
+
+    bring(again, tmp_path, allow=("*.json", "weights"))
+    done = bring(Offline({}), tmp_path, allow=("*.json", "weights"))
+
+    assert ([], 2, before) == (again.reads, done.files, (tmp_path / "weights").stat())
+
+
+def test_files_of_the_users_own_are_replaced_with_a_warning(tmp_path, capsys):
+    """What was not fetched, and what was changed since; once for all."""
+    (tmp_path / "mine").write_bytes(b"not fetched")
+    bring(Memory({"edited": b"1", "mine": b"2", "same": b"3"}), tmp_path)
+    first = capsys.readouterr().out
+    (tmp_path / "edited").write_bytes(b"by the user")
+    bring(Memory({"edited": b"1", "mine": b"4", "same": b"3"}), tmp_path)
+    second = capsys.readouterr().out
+    bring(Memory({"edited": b"5", "mine": b"6", "same": b"3"}), tmp_path)
+
+    said = "replacing files that are not as a fetch has left them"
+    assert {"edited": b"5", "mine": b"6", "same": b"3"} == tree(tmp_path)
+    assert [True, True, False] == [said in text for text in (first, second, capsys.readouterr().out)]
+    assert ("first=mine" in first, "first=edited" in second) == (True, True)
+
+
 # --- resuming
+
+
+def test_what_nobody_goes_on_with_is_removed(tmp_path):
+    """A part of what has been replaced at the source would take its room for ever."""
+    parts, there = tmp_path / HIDDEN / "parts", []
+    first = Memory({"f": BIG, "g": b"g"}, hook=Faults(("f", 8 * MIB, FatalError("stop", "stop"))))
+    with pytest.raises(FatalError):
+        bring(first, tmp_path, bounds=Bounds(streams=1, timeout_s=60))
+    [before] = parts.iterdir()
+
+    bring(Memory({"f": b"new", "g": b"g"}, hook=lambda path, at: there.extend(parts.iterdir())), tmp_path)
+
+    assert before not in there
+    assert there != []
 
 
 @pytest.mark.parametrize("hashed", [None, sha256], ids=["crc64nvme", "sha256"])

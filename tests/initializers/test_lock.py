@@ -29,7 +29,7 @@ from claiming import (
 from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError
-from trainer_agent.initializers.lock import LEASE, LOCK, Claim, Times, _take_lease, _Wait
+from trainer_agent.initializers.lock import LEASE, LOCK, Claim, NoClaim, Times, _take_lease, _Wait
 from trainer_agent.isolation import isolated
 
 pytestmark = pytest.mark.lab
@@ -359,3 +359,25 @@ def test_a_lock_that_fails_is_an_error(directory):
 
     assert errno.EIO == error_of(enter)
     assert {LOCK} == names_in(directory)
+
+
+def test_whoever_confirms_a_claim_looks_at_the_lease_itself(directory):
+    """The next renewal may be seconds away."""
+    with claim(directory, times=PATIENT) as ours:
+        ours.confirm()
+        before = read(directory)
+        write(directory, FOREIGN)
+        with pytest.raises(RetryError, match="another agent has taken over"):
+            ours.confirm()
+
+    assert (2, FOREIGN) == (before["n"], read(directory))
+
+
+def test_without_a_claim_nothing_is_confirmed():
+    """The reason was found when it was tried."""
+    reason = RetryError("no-space", "it is full")
+    NoClaim(reason).check()
+    with pytest.raises(RetryError) as caught:
+        NoClaim(reason).confirm()
+
+    assert reason is caught.value

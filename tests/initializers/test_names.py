@@ -11,7 +11,14 @@ from memory_source import Memory
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, Entry
-from trainer_agent.initializers.names import MOST_COMPONENTS, check_parents, refuse_unsafe
+from trainer_agent.initializers.names import (
+    MOST_COMPONENTS,
+    check_parents,
+    folding,
+    is_below,
+    refuse_folded,
+    refuse_unsafe,
+)
 
 UNSAFE = "unsafe-name", "rename it at the source, or add it to IGNORE_PATTERNS"
 COLLISION = "name-collision", "rename one at the source, or add it to IGNORE_PATTERNS"
@@ -143,6 +150,47 @@ def test_collisions_are_those_of_the_definition(names):
         assert (COLLISION, True) == (found[0], found[1] in against)
 
 
+def refused_where_folded(names, **how):
+    """Return the code of what is said against names where they are folded, or nothing."""
+    try:
+        refuse_folded(names, folding(**how))
+    except FatalError as error:
+        return error.code
+    return None
+
+
+# Letters that are one by case, by form, by both and by neither.
+FOLDED = st.text("aA\u00e4\u00c4\u0308-/\u00dfs", min_size=1, max_size=5)
+
+
+@given(names=st.sets(FOLDED, max_size=8), case=st.booleans(), unicode=st.booleans())
+@example(names={"A", "a-a", "a/a"}, case=True, unicode=False)
+@example(names={"a/A/-", "a/a/s"}, case=True, unicode=False)
+@example(names={"\u00e4", "a\u0308"}, case=False, unicode=True)
+@example(names={"\u00c4", "a\u0308"}, case=True, unicode=True)
+def test_folded_names_collide_as_defined(names, case, unicode):
+    """Two spellings of one path, of a file or of a directory."""
+    names = [name for name in names if is_below(name)]
+    if refused(names) is not None:
+        return
+    fold = folding(case=case, unicode=unicode)
+    spellings = {}
+    for name in names:
+        parts = name.split("/")
+        for count in range(1, len(parts) + 1):
+            spellings.setdefault(fold("/".join(parts[:count])), set()).add("/".join(parts[:count]))
+    collides = any(len(found) > 1 for found in spellings.values())
+
+    assert ("name-collision" if collides else None) == refused_where_folded(names, case=case, unicode=unicode)
+
+
+def test_nothing_is_folded_without_a_reason():
+    assert ("A\u00e4", "a\u00e4") == (
+        folding(case=False, unicode=False)("A\u00e4"),
+        folding(case=True, unicode=False)("A\u00c4"),
+    )
+
+
 @pytest.mark.lab
 @pytest.mark.parametrize(
     "name",
@@ -224,6 +272,18 @@ def test_files_and_directories_that_are_there_are_fine(destination):
     names = ["new", "directory/file", "directory/new/deep", "directory/new/too", "link", "directory-link", "dangling"]
 
     assert in_the_way(destination, *names) is None
+    assert ["dangling", "directory-link", "directory/file", "link"] == check_parents(destination, names)
+
+
+def test_what_will_be_gone_is_not_in_the_way(destination):
+    """Unless something else lies in the same directory."""
+    (destination / "file").write_text("")
+    leaving = ["directory/file", "file"]
+
+    assert [] == check_parents(destination, ["directory", "file/deep/x"], leaving=leaving)
+    (destination / "directory" / "other").write_text("")
+    with pytest.raises(FatalError, match="directory is a directory"):
+        check_parents(destination, ["directory"], leaving=leaving)
 
 
 @pytest.mark.parametrize("target", ["../elsewhere", "directory", "nowhere"], ids=["outside", "inside", "dangling"])

@@ -14,7 +14,7 @@ MIB = 1 << 20
 BLOCK = random.Random(1).randbytes(MIB)
 # When an idle stream takes the second half of a range, the first has a piece or two at hand that are not needed.
 AT_HAND = 32 * PIECE
-BIG = BLOCK * 130 + b"the end"  # three ranges of 64 MiB, nine of 16 MiB
+BIG = BLOCK * 130 + b"the end"  # three ranges of 64 MiB, seventeen of 8 MiB
 
 
 FEW = Bounds(attempts=2, timeout_s=60)

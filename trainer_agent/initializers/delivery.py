@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,21 +16,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import HIDDEN, Entry, OfflineError, digests, hidden, names, patterns, record
+from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
 from trainer_agent.initializers.journal import NAME as JOURNAL
-from trainer_agent.initializers.journal import Journal, identity_of, part_name
+from trainer_agent.initializers.journal import Journal, has_identity, part_name
+from trainer_agent.initializers.lock import LOCK
 from trainer_agent.initializers.record import Kept, Record
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from trainer_agent.host import Host
     from trainer_agent.initializers import Source
+    from trainer_agent.initializers.lock import Claim, NoClaim
 
 PARTS = "parts"
 
@@ -71,17 +72,26 @@ class Delivery:
     """
     Carry out an order: `survey`, fetch `incoming`, `publish`.
 
+    Args:
+        lost: called when what was written may not be on disk; it is to call `forget`.
+
     Attributes:
         entries: what is wanted.
         kept: what is in place already.
         staged: what an earlier attempt left whole, but not in place.
         incoming: what has to be fetched.
+        forgotten: what has come is not kept for another attempt.
     """
 
-    def __init__(self, order: Order, *, boot: str, host: Host) -> None:
+    def __init__(
+        self, order: Order, claim: Claim | NoClaim, *, boot: str, host: Host, lost: Callable[[], None]
+    ) -> None:
         self.order = order
+        self.claim = claim
         self.boot = boot
         self.host = host
+        self.lost = lost
+        self.forgotten = False
         self.entries: dict[str, Entry] = {}
         self.kept: dict[str, Kept] = {}
         self.staged: list[Staged] = []
@@ -95,21 +105,23 @@ class Delivery:
 
     @cached_property
     def journal(self) -> Journal:
-        """The journal of the attempts since."""
+        """The journal of the attempts since; whatever is written comes after it."""
+        if not self.claim.writable:
+            self.claim.confirm()
         (self.order.hidden / PARTS).mkdir(parents=True, exist_ok=True)
         return Journal(self.order.hidden, uri=self.order.source.uri, boot=self.boot)
 
     @cached_property
     def disk(self) -> Disk:
         """The file system of the destination."""
-        return Disk(self.order.hidden, host=self.host)
+        return Disk(self.order.hidden, host=self.host, lost=self.lost)
 
     def survey(self) -> None:
         """
         List the source and look at the destination.
 
         Raises:
-            AgentError: nothing is there, a name is refused, or the source does not answer.
+            AgentError: nothing is there, a name is refused, the source does not answer, or something is in the way.
         """
         self._refuse_another_kind()
         self._list()
@@ -118,10 +130,13 @@ class Delivery:
             if not self._is_kept(entry) or path in damaged:
                 self._plan(entry)
         self.to_come = sum(file.to_come for file in self.incoming)
+        if self.incoming or self.staged:
+            self._look_ahead()
+            self._remove_dead_parts()
 
     @property
     def complete(self) -> bool:
-        """Whether everything is in place, and nothing else of ours, and the record says so."""
+        """Whether everything is in place, and nothing else of ours, and the record knows each file."""
         earlier, order = self.earlier, self.order
         if self.incoming or self.staged or self.stale or earlier is None:
             return False
@@ -130,6 +145,9 @@ class Delivery:
     @cached_property
     def stale(self) -> list[str]:
         """What the last fetch put here, nobody has changed, and the source has no more."""
+        return self._find_stale()
+
+    def _find_stale(self) -> list[str]:
         earlier = self.earlier
         if earlier is None:
             return []
@@ -140,25 +158,38 @@ class Delivery:
 
     def publish(self) -> None:
         """
-        Put everything in place and write the record.
+        Put everything in place and write the record, where that is not done.
 
         Raises:
             OSError: the destination cannot be written.
+            RetryError: another agent has taken it over.
             FatalError: what is in the way is not ours.
         """
+        if self.complete and (self._is_recorded() or not self.claim.writable):
+            self._tidy()
+            return
         destination = self.order.destination
         self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
+        self.claim.confirm()  # waiting may have taken long; another agent's parts have the same names
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
         self._remove_stale()  # first: a file that is gone may have become a directory
-        names.check_parents(destination, [s.entry.path for s in whole])
+        self._tell_replaced(names.check_parents(destination, [s.entry.path for s in whole]))
         parents = {(destination / s.entry.path).parent for s in whole}
         for parent in parents:
             parent.mkdir(parents=True, exist_ok=True)
         for staged in whole:
+            self.claim.check()
             staged.part.replace(destination / staged.entry.path)
             self.kept[staged.entry.path] = staged.kept
         self.disk.wait(parents)
+        self.claim.confirm()
         self._write_record()
+
+    def forget(self) -> None:
+        """Leave nothing to the next attempt; threads that go on noting what has come note it nowhere."""
+        self.forgotten = True
+        with suppress(OSError):  # whoever cannot write here cannot publish either
+            (self.order.hidden / JOURNAL).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close what is open; unfinished files stay for the next attempt."""
@@ -202,11 +233,18 @@ class Delivery:
                 hint="check the prefix in STORAGE_URI, IGNORE_PATTERNS and --allow-patterns",
             )
         names.refuse_unsafe(chosen)
+        self._refuse_folded([entry.path for entry in chosen])
         self.entries = {entry.path: entry for entry in chosen}
         if order.checksums:
             unmatched(order.checksums, [entry.path for entry in listed])
             if lacking := sum(path not in order.checksums for path in self.entries):
                 get_logger().warning("--checksums does not name all files", lacking=lacking)
+
+    def _refuse_folded(self, chosen: list[str]) -> None:
+        case = hidden.folds_case(self.order.hidden / LOCK)
+        unicode = not all(map(str.isascii, chosen)) and hidden.folds_unicode(self.order.hidden)
+        if case or unicode:
+            names.refuse_folded(chosen, names.folding(case=case, unicode=unicode))
 
     def _is_whole(self) -> bool:
         """Return whether all that the record of this very source and selection names is in place."""
@@ -239,7 +277,7 @@ class Delivery:
         path = self.order.destination / entry.path
         listed = self.order.checksums.get(entry.path, kept.checksum)
         if listed != kept.checksum or not self.earlier.matches(path, entry.path):
-            kept = _proved(path, replace(kept, checksum=listed))
+            kept = record.proved(path, replace(kept, checksum=listed))
         if kept is not None:
             self.kept[entry.path] = kept
         return kept is not None
@@ -251,7 +289,7 @@ class Delivery:
             return frozenset()
         there = [(p, k) for p, k in earlier.files.items() if p in self.entries]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            proved = pool.map(lambda pair: _proved(self.order.destination / pair[0], pair[1]), there)
+            proved = pool.map(lambda pair: record.proved(self.order.destination / pair[0], pair[1]), there)
             damaged = frozenset(path for (path, _), kept in zip(there, proved, strict=True) if kept is None)
         if damaged:
             first = ", ".join(sorted(damaged)[:3])
@@ -265,10 +303,10 @@ class Delivery:
         saved = self.journal.saved.get(entry.path)
         if saved is None or not saved.is_of(entry) or self._contradicts(entry, saved.checksum):
             saved = None
-        elif saved.identity and _has(self.order.destination / entry.path, saved.identity):
+        elif saved.identity and has_identity(self.order.destination / entry.path, saved.identity):
             self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
             return
-        elif saved.identity and _has(part, saved.identity):
+        elif saved.identity and has_identity(part, saved.identity):
             self.staged.append(Staged(entry, part, saved.checksum, saved.identity))
             return
         elif not part.exists():
@@ -286,6 +324,31 @@ class Delivery:
             )
         )
 
+    def _look_ahead(self) -> None:
+        """Refuse now what would be in the way of publishing; what is not there cannot be."""
+        with os.scandir(self.order.destination) as found:
+            there = frozenset(entry.name for entry in found)
+        coming = (e.path for e in (*(s.entry for s in self.staged), *(f.entry for f in self.incoming)))
+        known = [path for path in coming if path.partition("/")[0] in there]
+        names.check_parents(self.order.destination, known, leaving=self._find_stale() if known else ())
+
+    def _remove_dead_parts(self) -> None:
+        """Unlink what nobody goes on with: it takes space."""
+        alive = {s.part.name for s in self.staged} | {f.part.name for f in self.incoming if f.saved is not None}
+        dead = [part for part in (self.order.hidden / PARTS).iterdir() if part.name not in alive]
+        for part in dead:
+            part.unlink()
+        if dead and not alive:  # the disk may have refused them, and would tell it once more
+            self.disk.overlook()
+
+    def _tell_replaced(self, there: list[str]) -> None:
+        """Warn of files that somebody else put there, or has changed since."""
+        earlier, destination = self.earlier, self.order.destination
+        others = [path for path in there if earlier is None or not earlier.matches(destination / path, path)]
+        if others:
+            facts = {"files": len(others), "first": min(others)}
+            get_logger().warning("replacing files that are not as a fetch has left them", **facts)
+
     def _remove_stale(self) -> None:
         if self.stale and self.earlier:
             facts = {"files": len(self.stale), "first": min(self.stale), "fetched_from": self.earlier.source}
@@ -302,10 +365,17 @@ class Delivery:
         order = self.order
         found = Record(order.source.uri, order.source.revision, order.selection, self.kept, order.kind)
         record.write(order.hidden, found)
-        self.tidy()
+        self._tidy()
 
-    def tidy(self) -> None:
+    def _is_recorded(self) -> bool:
+        """Return whether the record says what was asked for, too; offline that counts."""
+        earlier, order = self.earlier, self.order
+        return earlier is not None and (earlier.selection, earlier.kind) == (order.selection, order.kind)
+
+    def _tidy(self) -> None:
         """Remove what only unfinished attempts need; one that was killed after it wrote the record has not."""
+        if not self.claim.writable:
+            return  # somebody else may need it
         shutil.rmtree(self.order.hidden / PARTS, ignore_errors=True)
         with suppress(OSError):  # the destination may be read-only by now
             (self.order.hidden / JOURNAL).unlink(missing_ok=True)
@@ -324,25 +394,3 @@ class Staged:
     def kept(self) -> Kept:
         """What the record will say of it."""
         return Kept(self.entry.size, self.entry.version, self.checksum, self.identity[1])
-
-
-def _has(path: Path, identity: tuple[int, int]) -> bool:
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and identity_of(found) == identity
-
-
-def _proved(path: Path, kept: Kept) -> Kept | None:
-    """Return what is kept when the file still has its checksum, with the time that it has now; else None."""
-    try:
-        # Whatever lies there now: a link is not followed, and nobody waits for the other end of a fifo.
-        with os.fdopen(os.open(path, os.O_RDONLY | hidden.SAFELY), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size != kept.size or not kept.checksum:
-                return None
-            actual = digests.of_file(file.fileno(), kept.checksum, kept.size)
-    except (OSError, ValueError):  # or the record names a kind of checksum that there is not
-        return None
-    return Kept(kept.size, kept.version, kept.checksum, found.st_mtime_ns) if actual == kept.checksum else None

@@ -3,19 +3,24 @@ Putting files on disk before anybody calls them whole.
 
 A small file's own `fdatasync` commits the file system's journal, which on a network disk takes milliseconds. `syncfs`
 commits once for all, but waits for whatever else is dirty there: it is used where that is little.
+
+When the disk refuses what the kernel has taken already, the kernel drops it and says so once; whoever reads may still
+find it in memory. So nothing that was not put in place before counts any more.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from trainer_agent.host import Host
@@ -30,6 +35,9 @@ THREADS = 8
 # Where syncfs does what fsync does (linux/magic.h): ext2 to ext4, XFS, Btrfs, overlay. Others may have servers of
 # their own that it does not reach.
 LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x794C7630})
+# Where a write that finds no room says nothing about earlier ones: these and tmpfs. NFS tells of earlier ones so.
+KEEPING = LOCAL | {0x01021994}
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Since Linux 5.8 syncfs tells errors of writing (man 2 syncfs).
 KERNEL = (5, 8)
 # Of other programs.
@@ -43,16 +51,20 @@ class Disk:
     Args:
         directory: an existing one.
         host: where /proc/meminfo is.
+        lost: called when what was written may not be on disk, although it seems to be.
 
     Attributes:
         together: small files may be put on disk at once.
     """
 
-    def __init__(self, directory: Path, *, host: Host) -> None:
+    def __init__(self, directory: Path, *, host: Host, lost: Callable[[], None] = lambda: None) -> None:
         self.host = host
+        self.lost = lost
         # Opened before the first byte: errors since then are told.
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.together = _tells_errors() and _kind(self._fd) in LOCAL
+        kind = _kind(self._fd)
+        self.together = _tells_errors() and kind in LOCAL
+        self._keeps = kind in KEEPING
         self._waiting: list[Path] = []
         self._size = self._fresh = 0
         self._lock = threading.Lock()
@@ -60,9 +72,17 @@ class Disk:
         self._error: OSError | None = None
 
     def take(self, fd: int, path: Path, size: int) -> None:
-        """Put an open file on disk, now or with the others in `wait`."""
+        """
+        Put an open file on disk, now or with the others in `wait`.
+
+        Raises:
+            OSError: it could not be written, or what was taken before.
+        """
+        if self._error is not None:
+            raise self._error
         if not self.together or size >= ALONE_BYTES:
-            os.fdatasync(fd)
+            with self._telling():
+                os.fdatasync(fd)
             return
         with self._lock:
             self._waiting.append(path)
@@ -87,12 +107,22 @@ class Disk:
         if self.together and len(paths) >= MANY and self._is_calm():
             self._sync()
         else:
-            with ThreadPoolExecutor(THREADS) as pool:
+            with self._telling(), ThreadPoolExecutor(THREADS) as pool:
                 for _ in pool.map(fsync, paths):
                     pass
         if self._error is not None:
             raise self._error
         self._waiting, self._size = [], 0
+
+    def overlook(self) -> None:
+        """Have the kernel tell of what failed before anything was written for us, unless that would take long."""
+        if self.together and self._is_calm():
+            ctypes.CDLL(None).syncfs(self._fd)
+
+    def refused(self, error: OSError) -> None:
+        """Take note of a write that failed; earlier ones may have failed with it."""
+        if not (self._keeps and error.errno in {*NO_ROOM, errno.EFBIG}):
+            self.lost()
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -103,10 +133,19 @@ class Disk:
         if self._is_calm():
             self._sync()
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.lost()
+            raise
+
     def _sync(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.syncfs(self._fd) != 0:
             error = ctypes.get_errno()
+            self.lost()
             self._error = OSError(error, os.strerror(error))
 
     def _is_calm(self) -> bool:

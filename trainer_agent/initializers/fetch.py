@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
-from trainer_agent.initializers import digests, hidden
+from trainer_agent.initializers import digests, hidden, names
 from trainer_agent.initializers.delivery import PARTS, Delivery, Order
-from trainer_agent.initializers.lock import claimed
+from trainer_agent.initializers.disk import NO_ROOM
+from trainer_agent.initializers.lock import NoClaim, claimed
 from trainer_agent.initializers.progress import Progress
 from trainer_agent.initializers.streams import SMALL_BYTES, Streams
 from trainer_agent.initializers.summary import Summary
@@ -35,7 +36,8 @@ DISK_MARGIN_BYTES = 16 << 20  # for the file system's own bookkeeping
 # Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB.
 BASE_BYTES, STREAM_BYTES = 72 << 20, 1 << 20
 M_ARENA_MAX = -8
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What a file system says to a name that it cannot have.
+NO_NAME = frozenset({errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG})
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,17 @@ def fetch(
     deadline = time.monotonic() + bounds.timeout_s
     summary = Summary()
     boot = (host.read(BOOT_ID) or "").strip()
-    deliveries = [Delivery(order, boot=boot, host=host) for order in orders]
+    deliveries: list[Delivery] = []
+
+    def forget() -> None:
+        for delivery in deliveries:  # all: what the disk refuses may be any of their files, and is told once
+            delivery.forget()
+
     with ExitStack() as stack:
         with summary.phase("claim"):
-            claims = [stack.enter_context(_claim(order, boot=boot, deadline=deadline)) for order in orders]
+            for order in orders:
+                claim = stack.enter_context(_claim(order, boot=boot, deadline=deadline))
+                deliveries.append(Delivery(order, claim, boot=boot, host=host, lost=forget))
         for delivery in deliveries:
             stack.callback(delivery.close)
         with summary.phase("list"):
@@ -91,14 +100,16 @@ def fetch(
 
         def check() -> None:
             meanwhile()
-            for claim in filter(None, claims):
-                claim.check()
+            for delivery in deliveries:
+                delivery.claim.check()
 
         with summary.phase("transfer"):
             _transfer(deliveries, check, bounds=_within_memory(bounds, host), deadline=deadline, tell=tell)
         with summary.phase("publish"):
             check()
-            _publish(deliveries)
+            for delivery in deliveries:
+                with _writing(delivery):
+                    delivery.publish()
     return summary.of(deliveries)
 
 
@@ -106,18 +117,9 @@ def _survey(deliveries: Sequence[Delivery]) -> None:
     # Loading what hashes takes as long as the first answer of a far server.
     threading.Thread(target=digests.load, name="load", daemon=True).start()
     for delivery in deliveries:
-        with _writing(delivery.order.destination):
+        with _writing(delivery):
             delivery.survey()
     _check_space(deliveries)
-
-
-def _publish(deliveries: Sequence[Delivery]) -> None:
-    for delivery in deliveries:
-        if delivery.complete:
-            delivery.tidy()
-            continue
-        with _writing(delivery.order.destination):
-            delivery.publish()
 
 
 def _transfer(
@@ -146,27 +148,32 @@ def _transfer(
 
         try:
             transfer.run(tick)
-        except OSError as error:
-            delivery = next((d for d in deliveries if transfer.failed in d.incoming), deliveries[0])
-            raise _disk_error(delivery.order.destination, error) from error
+        except OSError:
+            if transfer.failed is None:  # it was about something else, such as the log
+                raise
+            with _writing(next(d for d in deliveries if transfer.failed in d.incoming)):
+                raise
 
 
 @contextmanager
-def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | None]:
-    """Hold a destination; None where it is read-only, which is fine if it is complete."""
+def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | NoClaim]:
+    """Hold a destination; none where it is read-only or full, which is fine if it is complete."""
+    claim: Claim | NoClaim
     with ExitStack() as stack:
         try:
             hidden.prepare(order.hidden, inner=PARTS)
             claim = stack.enter_context(claimed(order.hidden, boot=boot, deadline=deadline))
         except OSError as error:
-            if not _is_read_only(order, error):
-                raise _disk_error(order.destination, error) from error
-            claim = None
+            reason = _disk_error(order.destination, error)
+            if not _can_be_read(order, error):
+                raise reason from error
+            claim = NoClaim(reason)
         yield claim
 
 
-def _is_read_only(order: Order, error: OSError) -> bool:
-    return order.hidden.is_dir() and (error.errno == errno.EROFS or not os.access(order.hidden, os.W_OK))
+def _can_be_read(order: Order, error: OSError) -> bool:
+    refused = error.errno in {errno.EROFS, *NO_ROOM} or not os.access(order.hidden, os.W_OK)
+    return order.hidden.is_dir() and refused
 
 
 def _check_space(deliveries: Sequence[Delivery]) -> None:
@@ -180,7 +187,7 @@ def _check_space(deliveries: Sequence[Delivery]) -> None:
     for place, size, files in wanted.values():
         stat = os.statvfs(place)
         free = stat.f_bavail * stat.f_frsize
-        if size and size + DISK_MARGIN_BYTES > free:
+        if stat.f_blocks and size and size + DISK_MARGIN_BYTES > free:  # some file systems have no numbers
             hint = "give the volume more space"
             message = f"{place} has {free:,} bytes free of {stat.f_blocks * stat.f_frsize:,}, and {size:,} are to come"
             # An empty volume that is too small stays too small; a full one may be another on another node.
@@ -215,24 +222,37 @@ def _within_memory(bounds: Bounds, host: Host) -> Bounds:
 
 
 @contextmanager
-def _writing(destination: Path) -> Iterator[None]:
+def _writing(delivery: Delivery) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _disk_error(destination, error) from error
+        raise _disk_error(delivery.order.destination, error, kept=not delivery.forgotten) from error
 
 
-def _disk_error(destination: Path, error: OSError) -> AgentError:
+def _disk_error(destination: Path, error: OSError, *, kept: bool = True) -> AgentError:
     if error.errno in NO_ROOM:
         message = f"{destination} is full: {error.strerror}"
-        return RetryError("no-space", message, hint="give the volume more space; what has arrived is kept")
-    name = f" ({error.filename})" if error.filename else ""
+        left = "what has arrived is kept" if kept else "what had arrived may be damaged, and is fetched again"
+        return RetryError("no-space", message, hint=f"give the volume more space; {left}")
+    path = error.filename2 or error.filename
+    name = f" ({path})" if path else ""
+    if error.errno == errno.ENOTDIR and (file := _file_on_the_way(destination)):
+        hint = "remove it, or choose another OUTPUT_PATH"
+        return FatalError("destination-in-the-way", f"{file} is a file, and must be a directory", hint=hint)
+    if path and error.errno in NO_NAME:
+        hint = "rename it at the source, add it to IGNORE_PATTERNS, or use another file system"
+        message = f"the file system refuses the name {names.shown(str(path))}: {error.strerror}"
+        return FatalError("unsafe-name", message, hint=hint)
     message = f"cannot write to {destination}: {error.strerror}{name}"
     if error.errno in {errno.EACCES, errno.EPERM}:  # the same on every node
         groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
         hint = f"make the volume writable for uid {os.geteuid()}, groups {groups}{_owned(destination)}"
         return FatalError("destination-not-writable", message, hint=hint)
     return RetryError("destination-not-writable", message, hint="check the volume, and whether it is mounted read-only")
+
+
+def _file_on_the_way(destination: Path) -> Path | None:
+    return next((path for path in (destination, *destination.parents) if path.is_file()), None)
 
 
 def _owned(place: Path) -> str:

@@ -61,6 +61,31 @@ def open_plain(path: Path, flags: int) -> int:
     return os.open(path, flags | SAFELY, 0o666)
 
 
+def folds_case(plain: Path) -> bool:
+    """Return whether the name of a plain file, which is there, leads to it in capitals too."""
+    return _is_same(plain, plain.with_name(plain.name.upper()))
+
+
+def folds_unicode(directory: Path) -> bool:
+    """Return whether ü and u with a diaeresis of its own are one name; False where no file can be made."""
+    composed = directory / "\u00fc"
+    try:
+        os.close(open_plain(composed, os.O_WRONLY | os.O_CREAT))
+        try:
+            return _is_same(composed, directory / "u\u0308")
+        finally:
+            composed.unlink()
+    except OSError:
+        return False
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samestat(one.lstat(), other.lstat())
+    except OSError:
+        return False
+
+
 def _not_files(directory: Path) -> Iterator[Path]:
     try:
         with os.scandir(directory) as found:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import TransientError, digests
+from trainer_agent.initializers.disk import NO_ROOM
 from trainer_agent.initializers.journal import Saved, identity_of
 from trainer_agent.initializers.proof import Digest, Proof, Unproved, choose
 
@@ -31,7 +32,6 @@ PREALLOCATE_BYTES = 4 << 20
 # What a stream with nothing else to do takes from another: a smaller half is not worth a connection, in which a few MB
 # are on their way.
 SPLIT_BYTES = 8 << 20
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class VoidError(Exception):
@@ -157,10 +157,14 @@ class Incoming:
             job.start += view.nbytes
         if job.digest is not None:
             job.digest.update(view)
-        while view:
-            written = os.pwrite(self._fd, view, at)
-            at += written
-            view = view[written:]
+        try:
+            while view:
+                written = os.pwrite(self._fd, view, at)
+                at += written
+                view = view[written:]
+        except OSError as error:
+            self.disk.refused(error)
+            raise
         if job.start - job.flushed >= WRITE_BACK_BYTES:
             _write_back(self._fd, job.flushed, job.start)
             job.flushed = job.start
@@ -207,8 +211,11 @@ class Incoming:
         with self._lock:
             # After a new beginning a void range may just be writing: its descriptor must not become another file's.
             if self._fd >= 0 and self.round == 1:
-                os.close(self._fd)
-                self._fd = -1
+                fd, self._fd = self._fd, -1
+                try:
+                    os.close(fd)
+                except OSError as error:  # some clients of servers write only now
+                    self.disk.refused(error)
 
     def _range(self, start: int, stop: int) -> Range:
         return Range(
@@ -299,6 +306,6 @@ def _reserve(fd: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         error = ctypes.get_errno()
-        if error in NO_ROOM:
+        if error in {*NO_ROOM, errno.EFBIG}:
             raise OSError(error, os.strerror(error))
         os.ftruncate(fd, size)

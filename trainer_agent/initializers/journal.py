@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,15 @@ def part_name(path: str, version: str) -> str:
 def identity_of(stat: os.stat_result) -> tuple[int, int]:
     """Return what a rename keeps and a write changes: inode and modification time in nanoseconds."""
     return stat.st_ino, stat.st_mtime_ns
+
+
+def has_identity(path: Path, identity: tuple[int, int]) -> bool:
+    """Return whether it is this very file, as it was left."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and identity_of(found) == identity
 
 
 class Journal:

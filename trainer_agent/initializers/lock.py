@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.errors import AgentError, FatalError, RetryError
 from trainer_agent.initializers.hidden import open_plain
 from trainer_agent.log import get_logger
 
@@ -53,6 +53,26 @@ class Times:
         return 2 * self.renew_s
 
 
+@dataclass(frozen=True)
+class NoClaim:
+    """
+    A destination that can only be read, which is fine where it is complete.
+
+    Args:
+        reason: why it cannot be written.
+    """
+
+    reason: AgentError
+    writable = False
+
+    def check(self) -> None:
+        """Nobody can take over what is not ours."""
+
+    def confirm(self) -> None:
+        """Raise the reason: nothing may be changed."""
+        raise self.reason
+
+
 class Claim:
     """
     The right to change a destination.
@@ -61,6 +81,8 @@ class Claim:
         directory: where lock and lease lie.
         lock: names the kernel lock that we have: its kernel and its mount; empty without one.
     """
+
+    writable = True
 
     def __init__(self, directory: Path, *, lock: str, times: Times) -> None:
         self.lease = directory / LEASE
@@ -77,6 +99,17 @@ class Claim:
         if self._lost:
             hint = "this node may have been out of touch with the volume; another agent goes on"
             raise RetryError("destination-lost", f"another agent has taken over {self.lease.parent.parent}", hint=hint)
+
+    def confirm(self) -> None:
+        """
+        Look at the lease itself, and renew it: whoever was stopped or out of touch may not have noticed yet.
+
+        Raises:
+            RetryError: another agent has taken the destination over.
+            OSError: it cannot be written.
+        """
+        self.renew_if_ours()
+        self.check()
 
     def create(self) -> bool:
         """Write the lease where there is none; return whether there was none."""

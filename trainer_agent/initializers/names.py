@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from itertools import takewhile
-from pathlib import PurePath
+from itertools import pairwise, takewhile
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from trainer_agent.initializers import Entry
 
@@ -34,13 +34,41 @@ def refuse_unsafe(entries: Iterable[Entry]) -> None:
     for entry in entries:
         reason = _unsafe(entry.path)
         if reason:
-            raise FatalError(
-                "unsafe-name",
-                f"the source has the name {_shown(entry.path)}, which {reason}",
-                hint="rename it at the source, or add it to IGNORE_PATTERNS",
-            )
+            raise _unsafe_name(entry.path, reason)
         names.append(entry.path)
     _refuse_collisions(names)
+
+
+def refuse_folded(names: Iterable[str], fold: Callable[[str], str]) -> None:
+    """
+    Raise `FatalError` for names that are different at the source and one on a file system that folds them.
+
+    Directories too: of those that become one, nobody could tell whose the files are.
+
+    Args:
+        names: safe ones.
+        fold: returns what the file system makes of a name.
+    """
+    spelled = sorted(names, key=fold)
+    folded = [fold(name) for name in spelled]
+    for name, found in zip(spelled, folded, strict=True):
+        if f"{found}/".startswith(f"{HIDDEN}/"):
+            raise _unsafe_name(name, "is here the directory that is ours")
+    for (one, other), pair in zip(pairwise(spelled), pairwise(folded), strict=True):
+        _refuse_other_spelling(one.split("/"), other.split("/"), [name.split("/") for name in pair])
+    _refuse_collisions(folded)
+
+
+def folding(*, case: bool, unicode: bool) -> Callable[[str], str]:
+    """Return what turns names that such a file system takes for one into one."""
+    import unicodedata
+
+    def fold(name: str) -> str:
+        name = unicodedata.normalize("NFC", name) if unicode else name
+        name = name.casefold() if case else name
+        return unicodedata.normalize("NFC", name) if unicode else name
+
+    return fold
 
 
 def is_below(name: str) -> bool:
@@ -58,10 +86,18 @@ def _refuse_collisions(names: list[str]) -> None:
         while beginnings and not name.startswith(beginnings[-1]):
             beginnings.pop()
         if beginnings and name == beginnings[-1]:
-            raise _collision(f"the source has {_shown(name)} twice")
+            raise _collision(f"the source has {shown(name)} twice")
         if beginnings and name[len(beginnings[-1])] == "/":
-            raise _collision(f"{_shown(beginnings[-1])} is a file and the directory of others")
+            raise _collision(f"{shown(beginnings[-1])} is a file and the directory of others")
         beginnings.append(name)
+
+
+def _refuse_other_spelling(one: list[str], other: list[str], folded: list[list[str]]) -> None:
+    """Compare the neighbours of a sorted list as far as they are one: what is below a directory stands together."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folded, strict=False)))
+    if one[:same] != other[:same]:
+        first, second = (shown("/".join(name[:same])) for name in (one, other))
+        raise _collision(f"the source has {first} and {second}, which are one name on this file system")
 
 
 def _unsafe(name: str) -> str:
@@ -87,29 +123,47 @@ def _unsafe(name: str) -> str:
     return ""
 
 
+def _unsafe_name(name: str, reason: str) -> FatalError:
+    hint = "rename it at the source, or add it to IGNORE_PATTERNS"
+    return FatalError("unsafe-name", f"the source has the name {shown(name)}, which {reason}", hint=hint)
+
+
 def _collision(message: str) -> FatalError:
     return FatalError("name-collision", message, hint="rename one at the source, or add it to IGNORE_PATTERNS")
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
+    """Return a name for a message: quoted, and not endless."""
     return repr(name if len(name) <= 200 else f"{name[:200]}…")
 
 
-def check_parents(destination: Path, names: Iterable[str]) -> None:
+def check_parents(destination: Path, names: Iterable[str], *, leaving: Collection[str] = ()) -> list[str]:
     """
     Refuse what already lies in the destination and would lead a file elsewhere, or be in its way.
+
+    Args:
+        leaving: names of files that will be gone by then.
+
+    Returns:
+        Names of files, or of links to some, that are there.
 
     Raises:
         FatalError: a parent is a link or a file, or a name is a directory.
     """
+    gone = frozenset(destination / name for name in leaving)
+    there: list[str] = []
     before: list[str] = []
     for name in sorted(names):  # then what lies in one directory follows each other, so that it is looked at once
         directories = name.split("/")[:-1]
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, directories, strict=False)))
-        _check_directories(destination.joinpath(*directories[:known]), directories[known:])
+        _check_directories(destination.joinpath(*directories[:known]), directories[known:], gone)
         before = directories
-        if stat.S_ISDIR(_mode(destination / name)):
+        mode = _mode(destination / name)
+        if stat.S_ISDIR(mode) and not _becomes_empty(destination / name, gone):
             raise _in_the_way(destination / name, "is a directory, and the source has a file of that name")
+        if mode and not stat.S_ISDIR(mode):
+            there.append(name)
+    return there
 
 
 def leads_elsewhere(destination: Path, name: str) -> bool:
@@ -117,10 +171,16 @@ def leads_elsewhere(destination: Path, name: str) -> bool:
     return any((destination / parent).is_symlink() for parent in PurePath(name).parents if parent.name)
 
 
-def _check_directories(parent: Path, below: Sequence[str]) -> None:
+def _becomes_empty(directory: Path, gone: Collection[Path]) -> bool:
+    """Return whether all that lies in a directory will be gone."""
+    inside = (Path(folder, name) for folder, _, files in os.walk(directory) for name in files)
+    return bool(gone) and all(path in gone for path in inside)
+
+
+def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path]) -> None:
     for component in below:
         parent /= component
-        mode = _mode(parent)
+        mode = 0 if parent in gone else _mode(parent)
         if stat.S_ISLNK(mode):
             raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
         if not mode:
@@ -133,7 +193,7 @@ def _mode(path: Path) -> int:
     """Return the mode of what is there, a link's own; 0 where there is nothing."""
     try:
         return path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.initializers import names
+from trainer_agent.initializers import digests, names
 from trainer_agent.initializers.disk import fsync
-from trainer_agent.initializers.hidden import open_plain
+from trainer_agent.initializers.hidden import SAFELY, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +84,20 @@ def _kept(path: str, values: Any) -> Kept:
         case [int(size), str(version), str(checksum), int(mtime_ns)] if names.is_below(path):
             return Kept(size, version, checksum, mtime_ns)
     raise ValueError(path)
+
+
+def proved(path: Path, kept: Kept) -> Kept | None:
+    """Return what is kept when the file still has its checksum, with the time that it has now; else None."""
+    try:
+        # Whatever lies there now: a link is not followed, and nobody waits for the other end of a fifo.
+        with os.fdopen(os.open(path, os.O_RDONLY | SAFELY), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size != kept.size or not kept.checksum:
+                return None
+            actual = digests.of_file(file.fileno(), kept.checksum, kept.size)
+    except (OSError, ValueError):  # or the record names a kind of checksum that there is not
+        return None
+    return Kept(kept.size, kept.version, kept.checksum, found.st_mtime_ns) if actual == kept.checksum else None
 
 
 def write(directory: Path, record: Record) -> None:

@@ -20,11 +20,12 @@ LONGEST_RETRY_AFTER_S = 300.0
 
 
 def pause_s(attempt: int, retry_after_s: float | None) -> float:
-    """Return how long to wait after failed attempt 1, 2…: what the server asked for, else 0.2 s doubling, jittered."""
+    """Return how long to wait after failed attempt 1, 2…: 0.2 s doubling, or what the server asked for if longer."""
     jitter = random.uniform(0.5, 1.0)  # noqa: S311  # spreads clients, keeps no secret
-    if retry_after_s is not None:
-        return min(retry_after_s, LONGEST_RETRY_AFTER_S) + jitter * FIRST_PAUSE_S
-    return min(FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10), LONGEST_PAUSE_S) * jitter
+    own = min(FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10), LONGEST_PAUSE_S) * jitter
+    if retry_after_s is None:
+        return own
+    return max(own, min(retry_after_s, LONGEST_RETRY_AFTER_S) + jitter * FIRST_PAUSE_S)
 
 
 def persist(function: Callable[[], T], *, patience_s: float = PATIENCE_S) -> T:

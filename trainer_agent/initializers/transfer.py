@@ -130,21 +130,35 @@ class Transfer:
         """Do jobs until there are none."""
         while (job := self._next()) is not None:
             try:
-                if self._do(job):
-                    self._whole(job.file)
-            except VoidError:
-                pass
-            except (DiffersError, NoRangesError) as error:
-                self._start_again(job, error)
-            except TransientError as error:
-                self._again(job, error)
+                self._attempt(job)
             except BaseException as error:  # noqa: BLE001  # whatever it is, `run` raises it
-                self.failed = self.failed or job.file
                 self._fail(error)
             with self._changed:
                 self._running.discard(job)
                 if self._stopping:
                     self._changed.notify_all()
+
+    def _attempt(self, job: Job) -> None:
+        """Do one job, or put it back."""
+        try:
+            whole = self._do(job)
+        except VoidError:
+            pass
+        except NoRangesError as error:
+            if isinstance(job, Range) and (job.start, job.stop) == (0, job.file.entry.size):
+                self._again(job, error)  # which it was asked for
+            else:
+                self._start_again(job, error)
+        except DiffersError as error:
+            self._start_again(job, error)
+        except TransientError as error:
+            self._again(job, error)
+        except BaseException:
+            self.failed = self.failed or job.file
+            raise
+        else:
+            if whole:
+                self._whole(job.file)
 
     def _next(self) -> Job | None:
         """Return the next job, None when there will be none."""
@@ -170,7 +184,7 @@ class Transfer:
 
     def _half(self) -> Job | None:
         """Return the second half of the range that has the most to come, so that nobody waits for a slow one."""
-        ranges = (j for j in self._running if isinstance(j, Range) and not self._lanes[id(j.file.source)].whole)
+        ranges = (j for j in self._running if isinstance(j, Range) and not self._lane(j).whole)
         longest = max(ranges, key=lambda job: job.stop - job.start, default=None)
         return longest.file.split(longest) if longest is not None else None
 
@@ -196,7 +210,7 @@ class Transfer:
                 raise TransientError("source-too-long", f"{file.entry.path}: the source sends more than was asked for")
             file.write(job, piece)
             self.moved += job.start - at
-            if job.start - first >= PROGRESS_BYTES:
+            if job.start - first >= PROGRESS_BYTES and not self._lane(job).whole:
                 job.failures = 0
             if job.start == job.stop:
                 return
@@ -235,18 +249,31 @@ class Transfer:
         }
         get_logger().warning(error.message, **facts)
         with self._changed:
-            lane = self._lanes[id(job.file.source)]
-            lane.again(job, now + pause)
+            lane = self._lane(job)
+            for later in self._from_the_start(job) if lane.whole else [job]:
+                lane.again(later, now + pause)
             if error.busy:
                 self.streams.slow_down(now)
                 lane.quiet_until = max(lane.quiet_until, now + min(error.retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
+
+    def _lane(self, job: Job) -> Lane:
+        return self._lanes[id(job.file.source)]
+
+    def _from_the_start(self, job: Job) -> list[Job]:
+        """Return what to do where a server cannot go on in the middle of a file."""
+        if job.void or not isinstance(job, Range) or job.start == job.stop:
+            return [job]
+        jobs = job.file.start_again(range_bytes=None)
+        for anew in jobs:
+            anew.failures = job.failures
+        return jobs
 
     def _start_again(self, job: Job, error: TransientError) -> None:
         """Begin a file anew: its bytes were wrong, or its server sends whole files only."""
         with self._changed:
             if job.void:
                 return
-            lane = self._lanes[id(job.file.source)]
+            lane = self._lane(job)
             if isinstance(error, DiffersError):
                 get_logger().warning(error.message, code=error.code, file=job.file.entry.path, then="fetching it again")
             else:
