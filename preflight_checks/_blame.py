@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks._probes import ProbeError
 from preflight_checks._ranks import TORCH_IS_HERE
 from trainer_agent.check import Rule, Skip
 from trainer_agent.errors import Action
-from trainer_agent.gang.meetings import AFTERMATH, CONFIGURATION
+from trainer_agent.gang.meetings import AFTERMATH, CONFIGURATION, SHM_PER_RANK, short_of_shm
+from trainer_agent.gang.rules import SHM_SMALL
 from trainer_agent.process import signal_name
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ class Rules:
     hung: Rule
     wrong: Rule
     misconfigured: Rule
+    shm_small: Rule
 
     @property
     def all(self) -> tuple[Rule, ...]:
         """Return them as a check declares them."""
-        return self.failed, self.hung, self.wrong, self.misconfigured
+        return self.failed, self.hung, self.wrong, self.misconfigured, self.shm_small
 
 
 def rules(prefix: str, *, what: str) -> Rules:
@@ -71,6 +73,7 @@ def rules(prefix: str, *, what: str) -> Rules:
             action=Action.STOP,
             source="NCCL's result codes",
         ),
+        shm_small=replace(SHM_SMALL, code=f"{prefix}-shm-small"),
     )
 
 
@@ -143,11 +146,25 @@ def _failure(run: Run, known: Rules) -> Iterator[Finding]:
         return
     if first.error and first.height < TORCH_IS_HERE:
         raise ProbeError(f"{first.label} cannot import torch: {first.error}: {first.text}")
+    short = [rank for rank in raised if short_of_shm(rank.facts, ranks=len(run.ranks))]
+    if short and not killed and not any(rank.facts.get("wrong") for rank in run.ranks):
+        yield _short_of_shm(run, short, known.shm_small)
+        return
     rule = known.misconfigured if any(name in rank.text for rank in raised for name in CONFIGURATION) else known.failed
     evidence: dict[str, Any] = {"rank": first.number, "stage": first.stage, "nccl": run.nccl, **_gpus([first])}
     others = {str(rank.number): f"{rank.error}: {rank.text}" for rank in raised if rank is not first}
     message = f"{first.label} {_end(first)} in stage `{first.stage}`, wanted to come to the end"
     yield rule.found(message, **evidence, others=others)
+
+
+def _short_of_shm(run: Run, short: Sequence[Rank], rule: Rule) -> Finding:
+    """Return what no GPU is to blame for."""
+    first, free = short[0], min(rank.facts["shm_free"] for rank in short)
+    message = (
+        f"rank {first.number} {_end(first)} in stage `{first.stage}`; /dev/shm has {free >> 20} MiB free, "
+        f"wanted {SHM_PER_RANK >> 20} MiB for each of {len(run.ranks)} ranks"
+    )
+    return rule.found(message, rank=first.number, stage=first.stage, shm_free_bytes=free, nccl=run.nccl)
 
 
 def _end(rank: Rank) -> str:

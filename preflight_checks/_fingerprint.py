@@ -8,6 +8,7 @@ import json
 import platform
 import uuid
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _rdma
@@ -69,7 +70,8 @@ def gpus(context: Context) -> tuple[dict[str, Any], tuple[Gpu, ...], str]:
     """Return what NVML says, the GPUs, and why it says nothing."""
     try:
         reading = read(context, "state", "ecc", "memory")
-        cluster = isolated(_place_in_fabric, timeout_s=READ_S) if reading.gpus else ("", None)
+        first = [gpu.index for gpu in reading.gpus[:1]]
+        cluster = isolated(partial(_place_in_fabric, *first), timeout_s=READ_S) if first else ("", None)
     except (NvmlHungError, IsolatedError) as error:
         return {"gpus": None}, (), str(error)
     if reading.state != "ok":
@@ -80,7 +82,7 @@ def gpus(context: Context) -> tuple[dict[str, Any], tuple[Gpu, ...], str]:
         "gpu_count": len(found),
         "gpu_memory_bytes": _unique(gpu.memory_total for gpu in found),
         "driver": reading.driver,
-        "cuda_driver": reading.cuda,
+        "cuda_driver": reading.cuda or None,
         "vbios": _unique(gpu.vbios for gpu in found),
         "mig": sum(bool(gpu.mig) for gpu in found),
         "ecc": sum(bool(gpu.ecc_on) for gpu in found),
@@ -98,13 +100,13 @@ def software(context: Context) -> tuple[dict[str, Any], str]:
         return {}, f"{context.python}: {error}"
 
 
-def _place_in_fabric() -> tuple[str, int | None]:
-    """Return the NVLink domain of the first GPU, and its clique there; nothing where there is no such fabric."""
+def _place_in_fabric(index: int) -> tuple[str, int | None]:
+    """Return the NVLink domain of a GPU, and its clique there; nothing where there is no such fabric."""
     import pynvml as nvml
 
     try:
         nvml.nvmlInit()
-        gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         info = nvml.c_nvmlGpuFabricInfo_t()
         nvml.nvmlDeviceGetGpuFabricInfo(gpu, ctypes.byref(info))
     except (nvml.NVMLError, AttributeError):  # a driver before 525, or one without a fabric

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import FatalError
+from trainer_agent.isolation import IsolatedError, isolated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from trainer_agent.check import Context
+    from trainer_agent.host import Host
 
 VARIABLE = "TRAINER_AGENT_GPU_THRESHOLDS"
+FILE_S = 3.0  # seconds for its file, which may lie on a dead file server
+MAKER = "NVIDIA "  # drivers before 470 leave it out of a name
 MIB = 1 << 20
 LOOK_S = 4.0  # what a check that waits needs for its readings before and after
 # Heuristic: the checks that let the GPUs work want 90 s (their alone_s together) of the 60 s of --profile standard.
@@ -98,7 +103,7 @@ SOURCES = {
 
 def model_of(name: str, models: Iterable[Model] = MODELS) -> Model:
     """Return what is wanted of a GPU by its name; of an unknown one little is."""
-    plain = name.removeprefix("NVIDIA ")
+    plain = name.removeprefix(MAKER)
     return next((model for model in models if re.fullmatch(model.pattern, plain)), UNKNOWN)
 
 
@@ -183,9 +188,9 @@ def thresholds(context: Context) -> Thresholds:
     text = context.environ.get(VARIABLE, "").strip()
     if not text:
         return Thresholds()
-    told = text if text.startswith("{") else context.host.read(text)
+    told = text if text.startswith("{") else _content(context.host, text)
     if told is None:
-        raise _error(f"{VARIABLE}={text} cannot be read, wanted a readable file or a JSON object")
+        raise _error(f"{VARIABLE}={text} cannot be read within {FILE_S:g} s, wanted a readable file or a JSON object")
     try:
         given = json.loads(told)
     except (ValueError, RecursionError) as error:
@@ -194,6 +199,16 @@ def thresholds(context: Context) -> Thresholds:
         raise _error(f"{VARIABLE} holds a {type(given).__name__}, wanted a JSON object")
     models = _models(given.pop("models", {}))
     return replace(Thresholds(), **_demand_numbers(given), models=(*models, *MODELS))
+
+
+@cache
+def _content(host: Host, path: str) -> str | None:
+    """Return the text of a file, None when it cannot be read in time; read once, before the checks that want it."""
+    try:
+        text: str | None = isolated(lambda: host.read(path), timeout_s=FILE_S)
+    except IsolatedError:
+        return None
+    return text
 
 
 def _demand_numbers(given: dict[str, Any]) -> dict[str, float]:
@@ -209,16 +224,17 @@ def _models(given: Any) -> list[Model]:
     """Return the models of the variable, each by its whole name, with what it says otherwise than we do."""
     if not isinstance(given, dict):
         raise _error(f"{VARIABLE} has models={given!r}, wanted an object of names and what is wanted of them")
-    return [replace(model_of(name), pattern=re.escape(name), **_facts(name, facts)) for name, facts in given.items()]
+    short = {name.removeprefix(MAKER): facts for name, facts in given.items()}
+    return [replace(model_of(name), pattern=re.escape(name), **_facts(name, facts)) for name, facts in short.items()]
 
 
 def _facts(name: str, facts: Any) -> dict[str, Any]:
-    kinds = {"ecc": "true or false", "pcie": "true or false", "links": "an array of numbers"}
+    kinds = {"ecc": "true or false", "pcie": "true or false", "links": "an array of one number or more"}
     for key, value in facts.items() if isinstance(facts, dict) else [("", facts)]:
         if key in ("ecc", "pcie"):
             valid = isinstance(value, bool)
         elif key == "links":
-            valid = isinstance(value, list) and all(_is_number(n) and n == int(n) for n in value)
+            valid = isinstance(value, list) and bool(value) and all(_is_number(n) and n == int(n) for n in value)
         else:
             valid = key in SOURCES and _is_number(value)
         if not valid:

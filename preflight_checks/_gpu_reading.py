@@ -42,6 +42,10 @@ class GoneError(Exception):
     """The GPU is lost, or wants a reset."""
 
 
+class OthersError(Exception):
+    """The GPU is not ours to use, as where a device cgroup leaves a container only some."""
+
+
 def read_all(
     groups: Sequence[str], *, again: Sequence[str], times: int, pause: Callable[[], None], place: mmap.mmap
 ) -> dict[str, Any]:
@@ -57,21 +61,45 @@ def read_all(
         _asks(place, "its start")
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        events = _listen(nvml, count) if "xid" in groups else None
-        samples = [[_gpu(nvml, index, groups, place) for index in range(count)]]
-        for _ in range(times - 1):
-            pause()
-            samples.append([_gpu(nvml, index, ("identity", *again), place) for index in range(count)])
-        _asks(place, "the driver")
-        return {
-            "state": "ok",
-            "driver": str(nvml.nvmlSystemGetDriverVersion()),
-            "cuda": int(nvml.nvmlSystemGetCudaDriverVersion_v2()),
-            "samples": samples,
-            "xids": _heard(nvml, events),
-        }
     except nvml.NVMLError as error:
         return {"state": "broken", "reason": str(error), "code": error.value}
+    unread: dict[str, str] = {}
+    events = _told(nvml, "xids", _listen, count, unread) if "xid" in groups else None
+    samples = [_gpus(nvml, count, groups, place)]
+    for _ in range(times - 1):
+        pause()
+        samples.append(_gpus(nvml, count, ("identity", *again), place))
+    _asks(place, "the driver")
+    return {
+        "state": "ok",
+        "driver": _told(nvml, "driver", lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()), None, unread) or "",
+        # It asks libcuda, which a container without the capability `compute` has not.
+        "cuda": _told(nvml, "cuda", lambda nvml, _: int(nvml.nvmlSystemGetCudaDriverVersion_v2()), None, unread) or 0,
+        "samples": samples,
+        "others": count - len(samples[0]),
+        "xids": _heard(nvml, events),
+        "unread": unread,
+    }
+
+
+def _told(nvml: Any, name: str, question: Callable[[Any, Any], Any], about: Any, unread: dict[str, str]) -> Any:
+    """Return the answer to a question that is about no GPU; without one, None, and the reason is put into `unread`."""
+    try:
+        answer, reason = _ask(nvml, question, about)
+    except GoneError as error:
+        answer, reason = None, str(error)
+    if reason:
+        unread[name] = reason
+    return answer
+
+
+def _gpus(nvml: Any, count: int, groups: Sequence[str], place: mmap.mmap) -> list[dict[str, Any]]:
+    """Return what NVML says of each GPU that we may use."""
+    found = []
+    for index in range(count):
+        with suppress(OthersError):
+            found.append(_gpu(nvml, index, groups, place))
+    return found
 
 
 def _asks(place: mmap.mmap, *about: str) -> None:
@@ -83,9 +111,9 @@ def _gpu(nvml: Any, index: int, groups: Iterable[str], place: mmap.mmap) -> dict
     _asks(place, str(index))
     values: dict[str, Any] = {"index": index, "unread": {}}
     try:
-        handle = _ask(nvml, lambda nvml, index: nvml.nvmlDeviceGetHandleByIndex(index), index)[0]
-        if handle is None:
-            return values | {"gone": "NVML gives no handle for it"}
+        handle, reason = _ask(nvml, _handle, index)
+        if reason:
+            return values | {"gone": f"NVML gives no handle for it: {reason}"}
         for group in ("identity", *(g for g in groups if g in GROUPS)):
             for name, question in GROUPS[group].items():
                 values[name], reason = _ask(nvml, question, handle)
@@ -97,6 +125,13 @@ def _gpu(nvml: Any, index: int, groups: Iterable[str], place: mmap.mmap) -> dict
     except GoneError as error:
         values["gone"] = str(error)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _handle(nvml: Any, index: int) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError_NoPermission as error:
+        raise OthersError from error
 
 
 def _ask(nvml: Any, question: Callable[[Any, Any], Any], device: Any) -> tuple[Any, str]:

@@ -30,7 +30,7 @@ LEAST_PROBE_S = 10.0
 # How long is too long, as far as the probe has so much time after its start. Heuristic; a context takes about a second.
 HUNG_S, LEAST_HUNG_S = 30.0, 10.0
 SAMPLE_S = 0.1
-MOST_SAMPLES = 500
+MOST_SAMPLES = 500  # as time goes on every other one is let go, and half as many are taken
 # These stages have nothing to wait for.
 HANGS = ("context", "allocation", "synchronize", "copy", "product", "copies", "host copies")
 # What these need may be compiled, or read from a slow image: on all GPUs alike. So they hang only where another GPU
@@ -159,12 +159,12 @@ def targets(context: Context) -> list[Target]:
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = {gpu.uuid: gpu for gpu in present(reading) if gpu.uuid}
     if found.kind == "mig":
-        parents = {uuid: gpu for gpu in gpus.values() for uuid in gpu.instances or {}}
-        entries = found.visible or parse_cuda_visible(visible, [], list(parents))
-        return _demand(
-            # Named by its own UUID; index and address are the GPU's.
-            [Target(replace(parents[e], uuid=e), {"CUDA_VISIBLE_DEVICES": e}, e) for e in entries if e in parents]
-        )
+        # An instance is named by its own UUID; index and address are the GPU's. Of a GPU that is named, CUDA takes one.
+        named = gpus | {uuid: replace(gpu, uuid=uuid) for gpu in gpus.values() for uuid in gpu.instances or {}}
+        instances = [uuid for uuid in named if uuid not in gpus]
+        entries = found.visible or parse_cuda_visible(visible, [gpu.uuid for gpu in reading.gpus], instances)
+        shown = entries[: found.count]
+        return _demand([Target(named[e], {"CUDA_VISIBLE_DEVICES": e}, e) for e in shown if e in named])
     entries = parse_cuda_visible(visible, [gpu.uuid for gpu in reading.gpus], [])
     return _demand([Target(gpus[e], {"CUDA_VISIBLE_DEVICES": e}) for e in entries if e in gpus])
 
@@ -249,10 +249,12 @@ def _sampled(context: Context, again: Sequence[str], stop: mmap.mmap) -> tuple[l
         gpus = [Gpu(**gpu) for sample in reading.get("samples", []) for gpu in sample]
         return context.host.monotonic(), {gpu.index: gpu for gpu in gpus if not gpu.gone}
 
-    samples = [look(*again, *counters)]
-    while not stop[0] and len(samples) < MOST_SAMPLES:
-        context.host.sleep(SAMPLE_S)
+    samples, pause_s = [look(*again, *counters)], SAMPLE_S
+    while not stop[0]:
+        context.host.sleep(pause_s)
         samples.append(look(*again))
+        if len(samples) == MOST_SAMPLES:
+            samples, pause_s = samples[::2], 2 * pause_s
     return [*samples, look(*again, *counters)], heard()
 
 

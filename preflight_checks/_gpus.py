@@ -138,8 +138,10 @@ class Reading:
         state: `ok`, `missing` (no library), `broken` (it does not start).
         reason, code: NVML's words and number when it does not start.
         driver, cuda: versions of the driver, and of the newest CUDA that it runs (13000 for 13.0).
-        gpus: all GPUs in NVML's order; `later` holds what was read again, `times - 1` times.
+        gpus: all GPUs that are ours to use, in NVML's order; `later` holds what was read again, `times - 1` times.
+        others: how many more NVML counts, which are not ours.
         xids: (index of the GPU, XID) of what happened in the meantime.
+        unread: why `driver`, `cuda` or `xids` could not be read, by its name.
     """
 
     state: str
@@ -149,12 +151,18 @@ class Reading:
     cuda: int = 0
     gpus: tuple[Gpu, ...] = ()
     later: tuple[tuple[Gpu, ...], ...] = ()
+    others: int = 0
     xids: tuple[tuple[int, int], ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> tuple[tuple[Gpu, ...], ...]:
         """Return all readings of the GPUs, the first one too."""
         return (self.gpus, *self.later)
+
+    def of(self, gpu: Gpu) -> list[Gpu]:
+        """Return all readings of one GPU."""
+        return [each for sample in self.samples for each in sample if each.index == gpu.index]
 
 
 def read(

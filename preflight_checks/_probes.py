@@ -59,7 +59,7 @@ def ask(
     try:
         ended = run_guarded(argv, environ=given, timeout_s=timeout_s, memory_bytes=context.limits.for_a_program(share))
     except OSError as error:
-        raise ProbeError(f"{argv[0]} cannot be started: {error.strerror}; --python names another") from error
+        raise ProbeError(f"{argv[0]} cannot be started: {error.strerror or error}; --python names another") from error
     return _answer(ended, argv[0])
 
 

@@ -119,11 +119,11 @@ def run_ranks(
         words = [word.replace("{folder}", str(folder)) for word in argv]
         began = time.monotonic()
         try:
-            ended = run_guarded(
-                words, environ=given, timeout_s=wait_s, memory_bytes=context.limits.for_a_program(), cwd=str(folder)
-            )
+            limits: dict[str, Any] = {"timeout_s": wait_s, "memory_bytes": context.limits.for_a_program()}
+            ended = run_guarded(words, environ=given, cwd=str(folder), scratch=str(folder), **limits)
         except OSError as error:
-            raise ProbeError(f"{argv[0]} cannot be started: {error.strerror}; --python names another") from error
+            why = error.strerror or error
+            raise ProbeError(f"{argv[0]} cannot be started: {why}; --python names another") from error
     ranks = heard(ended.stdout, count, gpus=gpus)
     end = began + ended.duration_s
     return Run(ranks, wait_s, began, end, ended.code, ended.stdout, ended.stderr, ended.problem, ended.timed_out)

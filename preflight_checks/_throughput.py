@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def throughput(file: Path, size: int, *, seconds: float = MEASURE_S) -> dict[str
     payload = memoryview(os.urandom(min(size, LARGEST_CHUNK)))
     try:
         with file.open("xb+", buffering=0) as stream:
+            with suppress(OSError):  # where a file cannot lose its name while it is open, it does at the end
+                file.unlink()
             fd = stream.fileno()
             written, write_s = _timed(lambda count: _write(fd, payload[:count]), size, seconds)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

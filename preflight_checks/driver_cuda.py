@@ -73,8 +73,9 @@ def driver_cuda(context: Context) -> Outcome:
     reading = read_gpus(context, "capability")
     gpus = present(reading)
     torch, reason = read_torch(context, context.python)
-    runs = f"driver {reading.driver} runs up to CUDA {_dotted(reading.cuda)}"
+    runs = f"driver {reading.driver or 'unknown'} runs up to CUDA {_dotted(reading.cuda)}"
     measured: dict[str, Any] = {"driver": reading.driver, "cuda_driver": reading.cuda, "gpus": models(gpus)}
+    measured["not_read"] = dict(reading.unread)
     if torch is None:
         return Outcome(f"{runs}; torch not compared: {reason}", (), measured)
     measured |= {"torch": torch.version, "cuda": torch.cuda, "architectures": list(torch.archs)}
@@ -84,7 +85,7 @@ def driver_cuda(context: Context) -> Outcome:
 
 
 def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+    return f"{version // 1000}.{version % 1000 // 10}" if version else "unknown"
 
 
 def read_torch(context: Context, python: str, *, timeout_s: float = TORCH_S) -> tuple[Torch | None, str]:
@@ -111,9 +112,9 @@ def judge(torch: Torch, driver: str, gpus: Sequence[Gpu], *, libraries: str, loa
 
 
 def _driver(torch: Torch, driver: str, libraries: str, loaded: int) -> list[Finding]:
-    major, branch = (int(text.partition(".")[0]) for text in (torch.cuda or "", driver))
+    major, branch = (int(text.partition(".")[0] or 0) for text in (torch.cuda or "", driver))
     wanted = MIN_BRANCH.get(major)
-    if wanted is None or branch >= wanted:
+    if not branch or wanted is None or branch >= wanted:
         return []
     forward = [path for path in libraries.split(":") if FORWARD.search(path)]
     rule = replace(TOO_OLD, severity=Severity.WARNING) if forward else TOO_OLD

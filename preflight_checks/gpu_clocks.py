@@ -106,7 +106,7 @@ def _measured(gpu: Gpu) -> dict[str, Any]:
 
 def _held(reading: Reading, gpus: Sequence[Gpu], limits: Thresholds) -> Iterator[tuple[Rule, Said]]:
     for gpu in gpus:
-        samples = [sample[gpu.index].clock_reasons or 0 for sample in reading.samples]
+        samples = [each.clock_reasons or 0 for each in reading.of(gpu)]
         for rule, count in _counted(samples).items():
             rare = count <= limits.throttled_fraction * len(samples)
             row = (gpu, f"slowed down in {count} of {len(samples)} samples, wanted 0", {"reasons": samples})
@@ -135,5 +135,5 @@ def _heat(gpu: Gpu, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, A
     if degrees >= gpu.slowdown_c if gpu.slowdown_c else near and degrees > limits.idle_c:
         limit = f"{gpu.slowdown_c} degrees" if gpu.slowdown_c else f"a margin above {gpu.tlimit_slowdown_c} degrees"
         yield HOT, f"it has {degrees} degrees, wanted less than it slows down at: {limit}", evidence
-    elif degrees > limits.idle_c and not gpu.busy_percent:
+    elif degrees > limits.idle_c and gpu.busy_percent == 0:
         yield WARM, f"it has {degrees} degrees and does nothing, wanted {limits.idle_c:g} or less", evidence

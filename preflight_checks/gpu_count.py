@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preflight_checks._gpus import READ_S, gpu_check, models, read
+from trainer_agent.accelerators import DRIVER_NOT_LOADED, expects_nvidia, nvidia_nodes
 from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Finding, Severity
 
 if TYPE_CHECKING:
     from preflight_checks._gpus import Reading
 
-DRIVER_NOT_LOADED, VERSION_MISMATCH = 9, 18  # NVML_ERROR_*
+VERSION_MISMATCH = 18  # NVML_ERROR_*
 
 LIBRARY = Rule(
     "nvml-missing",
     when="GPUs are asked for and libnvidia-ml.so.1 cannot be loaded; a warning where only NVIDIA_VISIBLE_DEVICES=all "
-    "asks, which images set that run without GPUs too",
+    "asks, which images set that run without GPUs too, or only PET_NPROC_PER_NODE=gpu, which is meant for the trainer",
     hint="check that the container requests nvidia.com/gpu and that its runtime class is nvidia's",
     action=Action.RESCHEDULE,
     source="KEP-3416: a missing GPU reschedules",
@@ -63,20 +64,17 @@ TOO_FEW = Rule(
 def gpu_count(context: Context) -> Outcome:
     """Does the NVIDIA driver answer, and does it list every GPU that this container was given?"""
     reading = read(context)
-    if reading.state == "missing":
+    stray = reading.code == DRIVER_NOT_LOADED and not expects_nvidia(context.host, context.environ)
+    if reading.state == "missing" or stray:
         return _without_library(context, reading)
     if reading.state == "broken":
         rule = {DRIVER_NOT_LOADED: NOT_LOADED, VERSION_MISMATCH: MISMATCH}.get(reading.code, BROKEN)
         message = f"NVML does not start: {reading.reason}, wanted a driver that answers"
         return Outcome(message, (rule.found(message, nvml_error=reading.code),))
     count = len(reading.gpus)
-    message = f"{models(reading.gpus)}, driver {reading.driver}" if count else f"no GPU, driver {reading.driver}"
-    measured = {"gpus": count, "driver": reading.driver, "device_nodes": len(_nodes(context))}
-    return Outcome(message, tuple(_missing(context, count) or _too_few(context, count)), measured)
-
-
-def _nodes(context: Context) -> list[str]:
-    return [name for name in context.host.names("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    message = f"{models(reading.gpus) if count else 'no GPU'}, driver {reading.driver or 'unknown'}"
+    measured = {"gpus": count, "driver": reading.driver, "device_nodes": len(nvidia_nodes(context.host))}
+    return Outcome(message, tuple(_missing(context, count + reading.others) or _too_few(context, count)), measured)
 
 
 def _listed(context: Context) -> list[str]:
@@ -86,28 +84,31 @@ def _listed(context: Context) -> list[str]:
     return list(dict.fromkeys(listed)) if len(listed) == len(entries) else []
 
 
-def _asked(context: Context) -> str:
-    """Return what asks for GPUs here, in words, empty when nothing does."""
+def _asked(context: Context) -> tuple[str, bool]:
+    """
+    Return what asks for GPUs here, in words, empty when nothing does, and whether it asks for this very container.
+
+    Images say `all` wherever they run, and a job's number of processes is told to init containers without GPUs, too.
+    """
     visible = context.environ.get("NVIDIA_VISIBLE_DEVICES", "").strip()
-    if nodes := _nodes(context):
-        return f"/dev has {', '.join(nodes)}"
+    if nodes := nvidia_nodes(context.host):
+        return f"/dev has {', '.join(nodes)}", True
     if visible.lower() not in ("", "none", "void"):
-        return f"NVIDIA_VISIBLE_DEVICES={visible}"
-    return "PET_NPROC_PER_NODE=gpu" if context.topology.nproc == "gpu" else ""
+        return f"NVIDIA_VISIBLE_DEVICES={visible}", visible.lower() != "all"
+    return ("PET_NPROC_PER_NODE=gpu" if context.topology.nproc == "gpu" else ""), False
 
 
 def _without_library(context: Context, reading: Reading) -> Outcome:
-    asked = _asked(context)
+    asked, certain = _asked(context)
     if not asked or context.accelerators.kind not in ("none", "nvidia", "mig"):
         raise Skip(f"nothing asks for an NVIDIA GPU here, and NVML is not here: {reading.reason}")
     message = f"NVML is not here ({reading.reason}), wanted it as {asked}"
-    certain = asked.lower() != "nvidia_visible_devices=all"
     rule = LIBRARY if certain else replace(LIBRARY, severity=Severity.WARNING)
     return Outcome("NVML is not here", (rule.found(message, asked=asked),))
 
 
 def _missing(context: Context, count: int) -> list[Finding]:
-    nodes, listed = _nodes(context), _listed(context)
+    nodes, listed = nvidia_nodes(context.host), _listed(context)
     wanted = max(len(nodes), len(listed))
     if count >= wanted:
         return []

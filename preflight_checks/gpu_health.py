@@ -64,7 +64,7 @@ def gpu_health(context: Context) -> Outcome:
     answering = f"{len(pairs)} of {len(reading.gpus)} GPUs answer"
     measured = {
         "gpus": [{"index": gpu.index} | {name: getattr(gpu, name) for name in REPORTED} for gpu, _ in pairs],
-        "not_read": unread(reading.gpus, REPORTED),
+        "not_read": unread(reading.gpus, REPORTED) | dict(reading.unread),
     }
     return Outcome(f"{models([gpu for gpu, _ in pairs])}: {answering}", tuple(findings), measured)
 

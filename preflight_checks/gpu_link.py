@@ -76,7 +76,18 @@ def _nvlink(gpus: Sequence[Gpu]) -> list[Finding]:
             down = [link for link, up in gpu.links.items() if not up]
             text = f"{_active(gpu)} NVLinks are active, wanted {wanted}"
             rows.append((replace(known.NVLINK, severity=severity), (gpu, text, {"down": down, "wanted": wanted})))
-    return found_by_rule(rows)
+    return found_by_rule([*rows, *_all_down(gpus)])
+
+
+def _all_down(gpus: Sequence[Gpu]) -> Iterator[tuple[Rule, Said]]:
+    """Yield boards of models without a number, where nobody has an active link that the others could be measured by."""
+    if len(gpus) < 2 or any(_active(gpu) for gpu in gpus):
+        return
+    for gpu in gpus:
+        board = gpu.model.sxm or "SXM" in gpu.name or (gpu.fabric or {}).get("state") == COMPLETED
+        if gpu.links and gpu.model.links is None and board:
+            text = f"none of its {len(gpu.links)} NVLinks is active, nor one of any GPU here, wanted some"
+            yield replace(known.NVLINK, severity=Severity.WARNING), (gpu, text, {"down": list(gpu.links)})
 
 
 def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
@@ -184,16 +195,14 @@ def _generation(reading: Reading, gpu: Gpu, gpus: Sequence[Gpu]) -> int:
 
 
 def _best(reading: Reading, name: str) -> dict[int, int]:
-    samples = reading.samples
-    return {gpu.index: max(getattr(sample[gpu.index], name) or 0 for sample in samples) for gpu in reading.gpus}
+    return {gpu.index: max(getattr(each, name) or 0 for each in reading.of(gpu)) for gpu in reading.gpus}
 
 
 def _risen(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
     """Totals since the last reset prove nothing; a healthy H100 had 150 replays."""
-    last = reading.samples[-1]
     replays, errors = [], []
     for gpu in gpus:
-        later = last[gpu.index]
+        later = reading.of(gpu)[-1]
         if gpu.pcie_replays is not None and (later.pcie_replays or 0) > gpu.pcie_replays:
             rise = (later.pcie_replays or 0) - gpu.pcie_replays
             replays.append((gpu, f"{rise} PCIe replays while this check ran, wanted 0", {"replays": rise}))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from preflight_checks._leftovers import removed
 from preflight_checks._throughput import measurable_bytes, throughput
 from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Finding, Severity
@@ -17,7 +18,7 @@ from trainer_agent.isolation import TimedOutError, run_all
 from trainer_agent.process import REAP_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trainer_agent.isolation import Answer
@@ -163,7 +164,9 @@ def _path_s(context: Context) -> float:
 
 
 def _measured_bytes(context: Context) -> int:
-    """Return how much may be written to one path: with little memory left, nothing."""
+    """Return how much may be written to one path: with little memory or time left, nothing."""
+    if context.options.budget_s < PATH_S + MEASURE_S:
+        return 0
     most, left = MEASURED_BYTES[context.options.profile], context.limits.memory_left
     return most if left is None else min(most, left // (MEMORY_SHARE * len(targets(context))))
 
@@ -178,9 +181,10 @@ def examine(
     # Chosen here, so that what a killed child leaves can be removed; one each, as two paths may share a parent.
     names = {target.label: f".trainer-agent-{secrets.token_hex(8)}" for target in chosen}
     calls = [(partial(try_out, t, names[t.label], probe or write_and_read), timeout_s) for t in chosen]
-    answers = run_all(calls)
+    with removed(lambda: _clean_up_all(chosen, names)):
+        answers = run_all(calls)
     failed = [target for target, answer in zip(chosen, answers, strict=True) if answer.error]
-    run_all([(partial(clean_up, target, names[target.label]), CLEAN_UP_S) for target in failed])
+    _clean_up_all(failed, names)
     findings = [f for target, answer in zip(chosen, answers, strict=True) for f in _judge(target, answer)]
     measured = {t.label: a.value for t, a in zip(chosen, answers, strict=True) if isinstance(a.value, dict)}
     good = ", ".join(f"{label} {m['free_bytes'] / GIB:.1f} GiB free" for label, m in measured.items())
@@ -252,6 +256,11 @@ def clean_up(target: Target, name: str) -> None:
     """In a child, as a dead server hangs here, too: remove what a killed probe has left."""
     for path in target.paths:
         (_nearest(path) / name).unlink(missing_ok=True)
+
+
+def _clean_up_all(chosen: Sequence[Target], names: Mapping[str, str]) -> None:
+    """Remove what killed probes have left, each path by itself, as a dead server hangs."""
+    run_all([(partial(clean_up, target, names[target.label]), CLEAN_UP_S) for target in chosen])
 
 
 def _judge(target: Target, answer: Answer) -> Iterator[Finding]:

@@ -88,6 +88,31 @@ def test_a_driver_that_does_not_answer(host, state):
     assert expected == find(host, devices=NvmlDevices(state, reason="Driver Not Loaded"))
 
 
+NOT_LOADED = NvmlDevices("broken", reason="Driver Not Loaded", code=9)
+
+
+def test_a_stray_library_hides_no_other_device(host):
+    """Images bring NVIDIA's library to machines of other makers, where its driver is not loaded."""
+    put_amd(host, [(128, 304, True), (129, 304, True)])
+    host.put("/sys/bus/pci/devices/0000:00:02.0/vendor", "0x1002\n")
+
+    assert Accelerators("amd", 2, AMD_SOURCE) == find(host, devices=NOT_LOADED)
+    assert "none" == find(FakeHost(host.root / "empty"), devices=NOT_LOADED).kind
+
+
+@pytest.mark.parametrize("sign", ["node", "bus", "variable", "another error"])
+def test_a_driver_that_is_not_loaded_is_a_problem_where_there_is_work_for_it(host, sign):
+    put_amd(host, [(128, 304, True)])
+    if sign == "node":
+        host.put("/dev/nvidia3")
+    if sign == "bus":
+        host.put("/sys/bus/pci/devices/0000:53:00.0/vendor", "0x10de\n")
+    environ = {"NVIDIA_VISIBLE_DEVICES": "all"} if sign == "variable" else {"NVIDIA_VISIBLE_DEVICES": "void"}
+    devices = NvmlDevices("broken", reason="Unknown Error", code=999) if sign == "another error" else NOT_LOADED
+
+    assert devices.reason == find(host, environ, devices=devices).problem
+
+
 def test_mig(host):
     """MIG instances count instead of their GPU; a list of them in CUDA_VISIBLE_DEVICES is kept."""
     devices = NvmlDevices("ok", ("GPU-aa11",), ("MIG-aa", "MIG-bb"))

@@ -9,7 +9,7 @@ import pytest
 from trainer_agent.catalogue import Listed
 from trainer_agent.cgroup import read_limits
 from trainer_agent.check import Check, Context, Options, Outcome, Rule, Skip, Status
-from trainer_agent.errors import Action, FatalError, Finding, Severity
+from trainer_agent.errors import Action, ConfigurationError, FatalError, Finding, Severity
 from trainer_agent.runner import _prepare, run_checks
 from trainer_agent.testing import NO_DEVICES, FakeHost
 from trainer_agent.topology import read_topology
@@ -280,8 +280,35 @@ def test_a_profile_runs_its_checks_and_the_cheaper_ones(tmp_path, chosen, profil
     assert (status, message) == (result.status, result.message)
 
 
-def test_an_error_of_ours_in_a_check_is_its_failure_too(context):
-    def function(c):
-        raise FatalError("x", "cannot read")
+def refuse(c):
+    raise FatalError("idle-invalid", "IDLE=hot, wanted a number", hint="set a number")
 
-    assert broke("broke: FatalError: cannot read") == run(context, function).message
+
+def ok(c):
+    return Outcome("fine")
+
+
+@pytest.mark.parametrize("where", ["function", "thresholds", "timeout_s"])
+def test_a_setting_that_a_check_refuses_stops_the_job(context, where):
+    """A gate that cannot look because of a mistake in a setting is not open: no other node would help."""
+    (result,) = run_checks([Ready("it", **{"function": ok, where: refuse})], context, timeout_s=5)
+
+    wanted = Finding("idle-invalid", "IDLE=hot, wanted a number", hint="set a number")
+    assert (Status.FAIL, Action.STOP, wanted.message, (wanted,)) == (
+        result.status,
+        result.action,
+        result.message,
+        result.findings,
+    )
+
+
+def test_all_that_is_wrong_with_the_settings_is_told(context):
+    def function(c):
+        raise ConfigurationError([Finding("one", "1 is wrong"), Finding("two", "2 is wrong")])
+
+    assert ["one", "two"] == [f.code for f in run(context, function).findings]
+
+
+def test_thresholds_that_break_are_an_error(context):
+    what = "broke: ZeroDivisionError: division by zero"
+    assert broke(what) == run(context, ok, thresholds=lambda c: 1 / 0).message

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trainer_agent.host import Host
 
 WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
-INTEL_VENDOR, HABANA_VENDOR = "0x8086", "0x1da3"  # PCI vendor numbers
+INTEL_VENDOR, HABANA_VENDOR, NVIDIA_VENDOR = "0x8086", "0x1da3", "0x10de"  # PCI vendor numbers
+DRIVER_NOT_LOADED = 9  # NVML_ERROR_*
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def find_accelerators(
 ) -> Accelerators:
     """Return the first kind of accelerator found here; NVIDIA's driver is asked first."""
     devices = nvml()
+    if devices.code == DRIVER_NOT_LOADED and not expects_nvidia(host, environ):
+        devices = NvmlDevices("missing", reason=devices.reason)
     nvidia = _nvidia(host, environ, devices)
     if nvidia.count or nvidia.problem:
         return nvidia
@@ -54,10 +57,28 @@ def find_accelerators(
     return replace(nvidia, kind="none")
 
 
+def nvidia_nodes(host: Host) -> list[str]:
+    """Return the device nodes of NVIDIA's GPUs, such as `nvidia0`."""
+    return [name for name in host.names("/dev") if re.fullmatch(r"nvidia\d+", name)]
+
+
+def expects_nvidia(host: Host, environ: Mapping[str, str]) -> bool:
+    """
+    Return whether a driver of NVIDIA's has anything to do here: a device node, a request, or a GPU on the PCI bus.
+
+    Images bring the driver's library to machines of other makers, too.
+    """
+    visible = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower()
+    if nvidia_nodes(host) or visible not in ("", "none", "void"):
+        return True
+    bus = "/sys/bus/pci/devices"
+    return any((host.read(f"{bus}/{name}/vendor") or "").strip() == NVIDIA_VENDOR for name in host.names(bus))
+
+
 def _nvidia(host: Host, environ: Mapping[str, str], devices: NvmlDevices) -> Accelerators:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if devices.state == "missing":
-        nodes = [n for n in host.names("/dev") if re.fullmatch(r"nvidia\d+", n)]
+        nodes = nvidia_nodes(host)
         count = len(parse_cuda_visible(visible, [f"GPU-?{n}" for n in nodes], []))
         return Accelerators(
             "nvidia", count, f"{len(nodes)} device nodes /dev/nvidia<N>{_limited(visible)}; NVML is not here"

@@ -23,41 +23,50 @@ class NvmlDevices:
         state: `ok`, `missing` (no library), `broken` (the library answers with an error) or `hung`.
         gpus: UUIDs of the whole GPUs, in NVML's order; a GPU in MIG mode is here too.
         mig: UUIDs of the MIG instances.
-        reason: NVML's own words when it is broken.
+        reason, code: NVML's own words and number when it is broken.
     """
 
     state: str
     gpus: tuple[str, ...] = ()
     mig: tuple[str, ...] = ()
     reason: str = ""
+    code: int = 0
 
 
 def read_nvml(*, timeout_s: float = TIMEOUT_S) -> NvmlDevices:
     """Return the devices that NVML lists; never raises and never takes longer than `timeout_s` by much."""
     try:
-        state, gpus, mig, reason = isolated(_query, timeout_s=timeout_s)
+        state, gpus, mig, reason, code = isolated(_query, timeout_s=timeout_s)
     except TimedOutError as error:
         return NvmlDevices("hung", reason=f"NVML gave {error}")
     except CrashedError as error:
         return NvmlDevices("broken", reason=f"the process that asked NVML {error}")
-    return NvmlDevices(state, tuple(gpus), tuple(mig), reason)
+    return NvmlDevices(state, tuple(gpus), tuple(mig), reason, code)
 
 
-def _query() -> tuple[str, list[str], list[str], str]:
+def _query() -> tuple[str, list[str], list[str], str, int]:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
-        return "missing", [], [], str(error)
+        return "missing", [], [], str(error), 0
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = [handle for i in range(pynvml.nvmlDeviceGetCount()) if (handle := _handle(pynvml, i)) is not None]
         gpus = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         mig = [uuid for handle in handles for uuid in _mig_uuids(pynvml, handle)]
     except pynvml.NVMLError as error:
-        return "broken", [], [], str(error)
-    return "ok", gpus, mig, ""
+        return "broken", [], [], str(error), error.value
+    return "ok", gpus, mig, "", 0
+
+
+def _handle(pynvml: Any, index: int) -> Any:
+    """Return the handle of a GPU, None of one that is not ours to use: a device cgroup may leave us only some."""
+    try:
+        return pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError_NoPermission:
+        return None
 
 
 def _mig_uuids(pynvml: Any, gpu: Any) -> list[str]:

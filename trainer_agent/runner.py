@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer_agent.check import PROFILES, CheckResult, Outcome, Skip, Status, finding_as_dict
-from trainer_agent.errors import Action, AgentError, Severity
+from trainer_agent.errors import Action, AgentError, ConfigurationError, FatalError, Finding, Severity
 from trainer_agent.isolation import Answer, Children, CrashedError, TimedOutError
 from trainer_agent.log import get_logger
 
@@ -89,6 +89,8 @@ def _prepare(entry: Listed, context: Context) -> _Call | CheckResult:
         return CheckResult(check.name, Status.SKIP, f"runs from --profile {check.profile} on")
     try:
         deadline = float(check.deadline_s(context))
+    except FatalError as error:
+        return _refused(check, error)
     except Exception as error:  # noqa: BLE001  # somebody else's function
         return _broken(check, Answer(None, CrashedError(f"its timeout_s gives {type(error).__name__}: {error}"), 0.0))
     return _Call(check, context, deadline)
@@ -107,11 +109,15 @@ class _Call:
         options = replace(self.context.options, budget_s=left_s)
         return _Call(self.check, replace(self.context, options=options), self.timeout_s)
 
-    def __call__(self) -> Outcome | str:
+    def __call__(self) -> Outcome | FatalError | str:
         try:
+            if self.check.thresholds:  # a mistake there is told also where the check finds nothing to look at
+                self.check.thresholds(self.context)
             outcome = self.check.function(self.context)
         except Skip as skip:
             return str(skip)
+        except FatalError as error:
+            return error
         if not isinstance(outcome, Outcome):
             raise TypeError(f"it returned a {type(outcome).__name__}, not an Outcome")
         _demand_valid(outcome, self.check)
@@ -131,6 +137,8 @@ def _demand_valid(outcome: Outcome, check: Check) -> None:
 def _result(check: Check, answer: Answer, *, is_cut: bool) -> CheckResult:
     if answer.error:
         return _broken(check, answer, is_cut=is_cut)
+    if isinstance(answer.value, FatalError):
+        return _refused(check, answer.value, answer.duration_s)
     if isinstance(answer.value, str):
         return CheckResult(check.name, Status.SKIP, answer.value, duration_s=answer.duration_s)
     outcome: Outcome = answer.value
@@ -143,6 +151,13 @@ def _result(check: Check, answer: Answer, *, is_cut: bool) -> CheckResult:
         outcome.findings,
         outcome.measurements,
     )
+
+
+def _refused(check: Check, error: FatalError, duration_s: float = 0.0) -> CheckResult:
+    """Return the failure of a check that cannot look before a setting is corrected: such a gate stays shut."""
+    one = Finding(error.code, error.message, hint=error.hint)
+    findings = error.findings if isinstance(error, ConfigurationError) else (one,)
+    return CheckResult(check.name, Status.FAIL, error.message, Action.STOP, duration_s, findings)
 
 
 def _broken(check: Check, answer: Answer, *, is_cut: bool = False) -> CheckResult:

@@ -40,8 +40,20 @@ class Rank:
         try:
             work(self)
         except BaseException as error:  # noqa: BLE001  # whatever it is, these are the last words
-            self.say(self.stage, error=type(error).__name__, text=str(error).strip()[:WORDS])
+            text = str(error).strip()
+            # NCCL says so of any system call, and it is mostly room in shared memory that it is refused.
+            facts = {"shm_free": free_bytes("/dev/shm")} if "ncclSystemError" in text else {}
+            self.say(self.stage, error=type(error).__name__, text=text[:WORDS], **facts)
             sys.exit(1)
+
+
+def free_bytes(path: str) -> int:
+    """Return how much room there is for us, 0 where there is none or the path does not exist."""
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize if os.access(path, os.W_OK) else 0
 
 
 def unfit(torch: Any, backend: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import pynvml
 import pytest
 from nvml_faults import FAULTS
 from nvml_machines import bus_id, h100_sxm, uuid
@@ -106,3 +107,41 @@ def test_a_check_alone_says_itself_that_the_driver_hangs(preflight):
 
     assert (20, "reschedule") == (code, report["action"])
     assert ["nvml-hung"] == [f["code"] for c in report["checks"] for f in c["findings"]]
+
+
+def test_what_nvml_does_not_say_costs_only_what_needs_it(preflight):
+    """Without libcuda there is no version of CUDA, some drivers have no events; a sick GPU is found all the same."""
+    silent = h100_sxm().fails("nvmlSystemGetCudaDriverVersion_v2", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    silent = silent.fails("nvmlSystemGetDriverVersion", pynvml.NVML_ERROR_UNKNOWN)
+    silent = silent.fails("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    code, report, _ = preflight(FAULTS["remap-failed"](silent, 2), "--checks", GPU_CHECKS)
+
+    checks = {c["name"]: c for c in report["checks"]}
+    assert (20, "8 x NVIDIA H100 80GB HBM3, driver unknown") == (code, checks["gpu-count"]["message"])
+    assert ["row-remap-failed"] == [f["code"] for f in checks["gpu-health"]["findings"]]
+    assert [uuid(2)] == [s["id"] for s in report["suspects"] if s["kind"] == "gpu"]
+    reasons = {"driver": "Unknown Error", "cuda": "NVML Shared Library Not Found", "xids": "Not Supported"}
+    assert reasons == {name: checks["gpu-health"]["measurements"]["not_read"][name] for name in reasons}
+
+
+def test_gpus_of_others_are_not_accused(preflight):
+    """Where a device cgroup leaves a container two of eight, NVML counts all and gives no handle for the rest."""
+    scenario = h100_sxm()
+    for gpu in (0, 1, 2, 4, 5, 6):
+        scenario = scenario.fails("nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_NO_PERMISSION, gpu=gpu)
+    code, report, _ = preflight(FAULTS["remap-failed"](scenario, 7), "--checks", f"{GPU_CHECKS},environment")
+
+    assert (20, ["gpu-health"]) == (code, [c["name"] for c in report["checks"] if c["status"] in ("fail", "error")])
+    assert [("gpu", uuid(7))] == [(s["kind"], s["id"]) for s in report["suspects"][1:]]
+    checks = {c["name"]: c for c in report["checks"]}
+    assert "2 x NVIDIA H100 80GB HBM3, driver 580.105.08" == checks["gpu-count"]["message"]
+    assert [3, 7] == [gpu["index"] for gpu in checks["gpu-clocks"]["measurements"]["gpus"]]
+
+
+def test_a_gpu_without_a_handle_has_a_reason(preflight):
+    scenario = h100_sxm().fails("nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_IRQ_ISSUE, gpu=3)
+    _, report, _ = preflight(scenario, "--checks", "gpu-health")
+
+    (finding,) = report["checks"][0]["findings"]
+    assert "gpu-lost" == finding["code"]
+    assert "`NVML gives no handle for it: Interrupt Request Issue`" in finding["message"]

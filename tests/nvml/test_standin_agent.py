@@ -23,11 +23,12 @@ EIGHT = tuple(uuid(i) for i in range(8))
         (machine(L4, 1), NvmlDevices("ok", EIGHT[:1])),
         (mig(instances=2), NvmlDevices("ok", EIGHT[:1], (mig_uuid(0), mig_uuid(1)))),
         (FAULTS["one-less"](h100_sxm(), 0), NvmlDevices("ok", EIGHT[:7])),
-        (FAULTS["not-loaded"](h100_sxm(), 0), NvmlDevices("broken", reason="Driver Not Loaded")),
-        (FAULTS["lost"](h100_sxm(), 3), NvmlDevices("broken", reason="GPU is lost")),
+        (FAULTS["not-loaded"](h100_sxm(), 0), NvmlDevices("broken", reason="Driver Not Loaded", code=9)),
+        (FAULTS["lost"](h100_sxm(), 3), NvmlDevices("broken", reason="GPU is lost", code=15)),
+        (h100_sxm(3).fails("nvmlDeviceGetHandleByIndex_v2", 4, gpu=1), NvmlDevices("ok", (EIGHT[0], EIGHT[2]))),
         (FAULTS["hung-driver"](h100_sxm(), 0), NvmlDevices("hung", reason="NVML gave no answer within 0.3 s")),
     ],
-    ids=["h100", "driver-450", "l4", "mig", "one-less", "not-loaded", "lost", "hung"],
+    ids=["h100", "driver-450", "l4", "mig", "one-less", "not-loaded", "lost", "others", "hung"],
 )
 def test_the_devices_that_the_agent_sees(nvml_standin, scenario, devices):
     """From driver 450 on; a hang costs its deadline."""
@@ -49,4 +50,4 @@ def test_a_library_without_most_functions_is_broken(nvml_standin):
     """Nothing crashes when the loader finds no function."""
     scenario = Scenario().without("nvmlInitWithFlags")
 
-    assert NvmlDevices("broken", reason="Function Not Found") == nvml_standin.call(scenario, read_nvml)
+    assert NvmlDevices("broken", reason="Function Not Found", code=13) == nvml_standin.call(scenario, read_nvml)

@@ -1,15 +1,17 @@
 """cuda: the least that training needs, on GPUs of a stand-in torch; the probe is the real one."""
 
 import json
+import mmap
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from nvml_checks import context_of, found, only
 from nvml_cuda import variables, work_on
-from nvml_machines import mig, mig_uuid, uuid
+from nvml_machines import h100_sxm, mig, mig_uuid, uuid
 
 from preflight_checks import _gpu_work
 from preflight_checks._gpus import Gpu
@@ -20,7 +22,7 @@ from trainer_agent.check import Options, Outcome
 from trainer_agent.errors import Action
 from trainer_agent.guarded import Ended
 from trainer_agent.isolation import CrashedError
-from trainer_agent.testing import FakeHost, run_check
+from trainer_agent.testing import FakeHost, context_on, run_check
 
 pytestmark = pytest.mark.lab
 
@@ -127,6 +129,36 @@ def test_instances_of_a_gpu_work_one_by_one(nvml_standin, tmp_path):
 
     assert [{"index": 0, "instance": mig_uuid(0), "name": "NVIDIA H100 80GB HBM3"}] == outcome.measurements["gpus"]
     assert f"GPU 0 ({mig_uuid(1)}, 00000000:53:00.0): CUDA says" in only(outcome).message
+
+
+def test_nvml_is_read_until_the_probes_end(nvml_standin, tmp_path):
+    """They may take two minutes; samples get rarer, so that they stay few and lie all over that time."""
+
+    def times():
+        host, stop = FakeHost(tmp_path), mmap.mmap(-1, 1)
+        began = host.monotonic()
+        host.sleep = lambda seconds: (FakeHost.sleep(host, seconds), stop.write_byte(1) if host.slept > 110 else None)
+        samples, _ = _gpu_work._sampled(context_on(host), ("clocks",), stop)
+        ends = [gpus[0].temperature_c for _, gpus in (samples[0], samples[-1])]
+        return [when - began for when, _ in samples], ends
+
+    when, ends = nvml_standin.call(h100_sxm(1), times)
+
+    assert len(when) <= _gpu_work.MOST_SAMPLES + 1
+    assert when[0] == 0
+    assert 110 < when[-1] < 111
+    assert max(b - a for a, b in pairwise(when)) < 1
+    assert None not in ends
+
+
+@pytest.mark.parametrize("visible", ["0", uuid(0)])
+def test_a_gpu_that_is_named_gives_one_of_its_instances(nvml_standin, tmp_path, visible):
+    """CUDA takes the first one; which that is, NVML does not say."""
+    one = Accelerators("mig", 1, "NVML: 2 MIG instances")
+    how = {"scenario": mig(), "count": 1, "accelerators": one, "environ": {"CUDA_VISIBLE_DEVICES": visible}}
+    outcome = work_on(nvml_standin, cuda, tmp_path, **how)
+
+    assert [{"index": 0, "instance": uuid(0), "name": "NVIDIA H100 80GB HBM3"}] == outcome.measurements["gpus"]
 
 
 def test_gpus_that_nobody_can_name_go_by_number(tmp_path):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.lab
 H100 = Gpu(0, uuid="GPU-0", name="NVIDIA H100", capability=(9, 0))
 B200 = Gpu(1, uuid="GPU-1", name="NVIDIA B200", capability=(10, 0))
 T4 = Gpu(0, name="Tesla T4", capability=(7, 5))
+BARE = {"PYTHONHOME": "/nonexistent"}  # no Python runs, and so no torch
 ARCHS = ("sm_80", "sm_86", "sm_90")
 
 
@@ -149,9 +150,19 @@ def test_a_python_that_is_not_there(tmp_path):
 
 def test_torch_is_not_compared_without_one(nvml_standin, tmp_path):
     """The versions of the driver are told all the same."""
-    outcomes = run_on(nvml_standin, h100_sxm(), [driver_cuda], tmp_path, environ={"PYTHONHOME": "/nonexistent"})
+    outcomes = run_on(nvml_standin, h100_sxm(), [driver_cuda], tmp_path, environ=BARE)
 
     assert outcomes["driver-cuda"].message.startswith(
         f"driver 580.105.08 runs up to CUDA 13.0; torch not compared: {sys.executable} cannot import torch"
     )
     assert () == outcomes["driver-cuda"].findings
+
+
+def test_a_driver_that_does_not_tell_its_versions(nvml_standin, tmp_path):
+    """Without libcuda it knows no CUDA; nothing is compared with what is not known."""
+    scenario = h100_sxm(1).fails("nvmlSystemGetCudaDriverVersion_v2", 12).fails("nvmlSystemGetDriverVersion", 999)
+    outcome = run_on(nvml_standin, scenario, [driver_cuda], tmp_path, nodes=1, environ=BARE)["driver-cuda"]
+
+    assert outcome.message.startswith("driver unknown runs up to CUDA unknown; torch not compared: ")
+    assert {"driver", "cuda"} == set(outcome.measurements["not_read"])
+    assert [] == judge(Torch("2.9", "13.0", ARCHS), "", [H100], libraries="/usr/lib")

@@ -74,6 +74,12 @@ def test_a_busy_gpu_may_be_warm(nvml_standin, tmp_path):
     assert [] == rows(clocks_on(nvml_standin, scenario, tmp_path))
 
 
+def test_a_gpu_that_does_not_tell_whether_it_is_busy_may_be_warm(nvml_standin, tmp_path):
+    scenario = FAULTS["hot"](h100_sxm(1), 0).fails("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    assert [] == rows(clocks_on(nvml_standin, scenario, tmp_path))
+
+
 def test_a_gpu_that_does_not_tell_its_temperature(nvml_standin, tmp_path):
     scenario = h100_sxm(1).fails("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_NOT_SUPPORTED)
     outcome = clocks_on(nvml_standin, scenario, tmp_path)

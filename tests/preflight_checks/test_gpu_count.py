@@ -15,7 +15,7 @@ from preflight_checks.gpu_memory import gpu_memory
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Outcome
 from trainer_agent.errors import Action
-from trainer_agent.testing import FakeHost, run_check
+from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
 
 MISSING = "libnvidia-ml.so.1: cannot open shared object file: No such file or directory"
 
@@ -54,12 +54,12 @@ def test_a_machine_with_other_accelerators(tmp_path):
     [
         ({"NVIDIA_VISIBLE_DEVICES": uuid(0)}, "error", f"NVIDIA_VISIBLE_DEVICES={uuid(0)}"),
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, "warning", "NVIDIA_VISIBLE_DEVICES=all"),
-        ({"PET_NPROC_PER_NODE": "gpu"}, "error", "PET_NPROC_PER_NODE=gpu"),
+        ({"PET_NPROC_PER_NODE": "gpu"}, "warning", "PET_NPROC_PER_NODE=gpu"),
     ],
     ids=["listed", "all", "nproc"],
 )
 def test_a_machine_that_asks_and_has_no_library(tmp_path, environ, severity, asked):
-    """It should have been given one; images say `all` by themselves."""
+    """It should have been given one; images say `all` by themselves, and PET_NPROC_PER_NODE is the trainer's."""
     outcome = run_check(gpu_count, FakeHost(tmp_path), environ=environ)
 
     assert [("gpu-count", severity, "nvml-missing", [])] == found({"gpu-count": outcome})
@@ -134,3 +134,34 @@ def test_no_gpu_at_all(nvml_standin, tmp_path):
     outcome = count_on(nvml_standin, h100_sxm(0), tmp_path, nodes=0, accelerators=none)
 
     assert Outcome("no GPU, driver 580.105.08", (), {"gpus": 0, "driver": "580.105.08", "device_nodes": 0}) == outcome
+
+
+def test_gpus_of_others_are_not_missing(nvml_standin, tmp_path):
+    """Where /dev is the whole machine's, and a device cgroup leaves us one."""
+    scenario = h100_sxm(2).fails("nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_NO_PERMISSION, gpu=0)
+    outcome = count_on(nvml_standin, scenario, tmp_path, nodes=2)
+
+    assert ((), 1) == (outcome.findings, outcome.measurements["gpus"])
+
+
+def test_a_library_without_any_hardware_is_no_broken_driver(nvml_standin, tmp_path):
+    """Images bring it to machines of other makers, where its driver is not loaded and nobody wants it."""
+    scenario = FAULTS["not-loaded"](h100_sxm(), 0)
+    host = FakeHost(tmp_path)
+    host.put("/sys/bus/pci/devices/0000:00:02.0/vendor", "0x1002\n")
+    reason = count_on(nvml_standin, scenario, tmp_path, nodes=0, host=host, accelerators=NO_DEVICES)
+
+    assert "nothing asks for an NVIDIA GPU here, and NVML is not here: Driver Not Loaded" == reason
+
+
+@pytest.mark.parametrize("place", ["bus", "variable"])
+def test_a_driver_that_has_work_to_do_is_broken(nvml_standin, tmp_path, place):
+    """A GPU on the PCI bus, or one that is asked for."""
+    host = FakeHost(tmp_path)
+    if place == "bus":
+        host.put("/sys/bus/pci/devices/0000:53:00.0/vendor", "0x10de\n")
+    environ = {"NVIDIA_VISIBLE_DEVICES": "0"} if place == "variable" else {}
+    scenario = FAULTS["not-loaded"](h100_sxm(), 0)
+    outcome = count_on(nvml_standin, scenario, tmp_path, nodes=0, host=host, environ=environ, accelerators=NO_DEVICES)
+
+    assert "gpu-driver-not-loaded" == only(outcome).code

@@ -229,3 +229,22 @@ def test_what_cannot_be_read_is_told(nvml_standin, tmp_path):
 
     wanted = {"pcie_replays": "Insufficient Permissions", "pcie_width": "Not Supported"}
     assert ([], wanted) == (rows(outcome), outcome.measurements["not_read"])
+
+
+@pytest.mark.parametrize("name", ["NVIDIA B300 SXM6 AC", "NVIDIA H20", "Tesla V100-SXM2-32GB"])
+def test_no_link_at_all_on_boards_that_nobody_counted_is_a_warning(nvml_standin, tmp_path, name):
+    """Their neighbours have none either; by their name, or by the fabric that they are part of, they should."""
+    machine = named(FAULTS["all-links-down"](h100_sxm(2), 0), name)
+    outcome = link_on(nvml_standin, machine, tmp_path, nodes=2)
+
+    assert [("warning", "nvlink-down", [0, 1])] == rows(outcome)
+    text = "none of its 18 NVLinks is active, nor one of any GPU here, wanted some"
+    assert only(outcome).message.endswith(text)
+
+
+@pytest.mark.parametrize("count, name", [(1, "NVIDIA B300 SXM6 AC"), (2, "NVIDIA H21 PCIe")])
+def test_no_link_where_none_may_be_wanted(nvml_standin, tmp_path, count, name):
+    """A single board, and cards without a bridge."""
+    machine = fabric(named(FAULTS["all-links-down"](h100_sxm(count), 0), name), state=0)
+
+    assert [] == rows(link_on(nvml_standin, machine, tmp_path, nodes=count))

@@ -57,7 +57,7 @@ def test_thresholds_from_the_environment_and_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("/nothing", f"{VARIABLE}=/nothing cannot be read, wanted a readable file or a JSON object"),
+        ("/nothing", f"{VARIABLE}=/nothing cannot be read within 3 s, wanted a readable file or a JSON"),
         ('{"idle": 5}', f"{VARIABLE} has 'idle', wanted models or one of "),
         ('{"idle_c": "hot"}', f"{VARIABLE} has idle_c='hot', wanted a number of 0 or more"),
         ('{"idle_c": true}', f"{VARIABLE} has idle_c=True, wanted a number of 0 or more"),
@@ -72,7 +72,11 @@ def test_thresholds_from_the_environment_and_from_a_file(tmp_path):
         ),
         (
             '{"models": {"H20": {"links": 5}}}',
-            f"{VARIABLE} has links=5 for the model 'H20', wanted an array of numbers",
+            f"{VARIABLE} has links=5 for the model 'H20', wanted an array of one number or more",
+        ),
+        (
+            '{"models": {"H20": {"links": []}}}',
+            f"{VARIABLE} has links=[] for the model 'H20', wanted an array of one number or more",
         ),
         ('{"models": {"H20": {"links": [1.5]}}}', f"{VARIABLE} has links=[1.5] for the model 'H20', wanted an array"),
         ('{"models": {"H20": {"ecc": 1}}}', f"{VARIABLE} has ecc=1 for the model 'H20', wanted true or false"),
@@ -99,6 +103,13 @@ def test_models_from_the_environment(tmp_path):
     assert ((18,), None) == (new.links, new.memory_gbps)
     assert ((18,), 700, 4800, False) == (ours.links, ours.matmul_tflops, ours.memory_gbps, ours.ecc)
     assert UNKNOWN is model_of("NVIDIA H20", models)
+
+
+@pytest.mark.parametrize("name", ["H100 80GB HBM3", "NVIDIA H100 80GB HBM3"])
+def test_a_model_may_be_called_as_nvml_does(tmp_path, name):
+    told = {VARIABLE: json.dumps({"models": {name: {"links": [12]}}})}
+
+    assert (12,) == model_of("NVIDIA H100 80GB HBM3", thresholds(context_of(tmp_path, told)).models).links
 
 
 def test_a_check_judges_by_the_models_of_the_environment(nvml_standin, tmp_path):

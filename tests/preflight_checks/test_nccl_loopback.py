@@ -1,18 +1,24 @@
 """nccl-loopback: its own probe and ranks for real, over gloo on the CPU, and what is made of their answers."""
 
+import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
 
 import pytest
 from marked import marked, until
+from nvml_checks import run_on
+from nvml_machines import machine
+from nvml_models import L4
 
 from preflight_checks._blame import blame
 from preflight_checks._gpu_models import Thresholds
 from preflight_checks._gpus import Gpu
+from preflight_checks._probes import FOLDER
 from preflight_checks._ranks import Run, heard
 from preflight_checks.nccl_loopback import (
     INSIDE,
@@ -30,6 +36,7 @@ from preflight_checks.nccl_loopback import (
 )
 from trainer_agent.accelerators import Accelerators
 from trainer_agent.check import Options, Skip
+from trainer_agent.host import Host
 from trainer_agent.testing import NO_DEVICES, FakeHost, context_on, run_check
 from trainer_agent.topology import read_topology
 
@@ -38,6 +45,7 @@ pytestmark = pytest.mark.lab
 PATH = {"PATH": os.environ["PATH"]}
 MIB, GIB = 1 << 20, 1 << 30
 GPUS = [Gpu(index, uuid=f"GPU-{index}", pci=f"0000:{index:02x}:00.0") for index in range(3)]
+WRONG = {"of": "all-gather", "source": 0, "index": 5, "got": "6.0", "wanted": "5.0", "differ": 1, "of_numbers": 9}
 FAULTY = """
 import os, sys
 if "nccl_loopback_probe" in " ".join(sys.orig_argv) and '"rank": 1' in sys.orig_argv[-1]:
@@ -101,9 +109,8 @@ def test_a_wrong_number_names_both_gpus(context, tmp_path, mark):
 
 
 def test_what_is_wrong_at_several_receivers_was_wrong_when_it_was_sent():
-    wrong = {"of": "all-gather", "source": 0, "index": 5, "got": "6.0", "wanted": "5.0", "differ": 1, "of_numbers": 9}
     ranks = [replace(rank, stage="done", gpu=GPUS[rank.number]) for rank in heard("", 3)]
-    others = [replace(rank, facts={"wrong": [wrong]}) for rank in ranks[1:]]
+    others = [replace(rank, facts={"wrong": [WRONG]}) for rank in ranks[1:]]
 
     (finding,) = blame(Run((ranks[0], *others), wait_s=30.0), INSIDE)
 
@@ -159,6 +166,90 @@ def test_nothing_outlives_the_agent(mark, tmp_path):
     os.waitpid(agent, 0)
 
     assert until(lambda: not marked(MARK=mark), limit_s=20)  # long before the time of the ranks is up
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_too_little_shared_memory_is_no_fault_of_a_gpu():
+    """The pod wants a volume at /dev/shm, and no other node would have one."""
+    short = {"error": "DistBackendError", "text": "NCCL error\nncclSystemError: System call (e.g. socket) failed"}
+    ranks = [replace(rank, stage="all-reduce", gpu=GPUS[rank.number]) for rank in heard("", 3)]
+    ranks = (replace(ranks[0], **short, facts={"shm_free": 64 * MIB}), *ranks[1:])
+    (finding,) = blame(Run(ranks, wait_s=20.0), INSIDE)
+
+    assert ("nccl-shm-small", "stop") == (finding.code, finding.action)
+    assert "gpus" not in finding.evidence
+    assert finding.message.startswith("rank 0 failed with DistBackendError: NCCL error")
+    assert finding.message.endswith("; /dev/shm has 64 MiB free, wanted 64 MiB for each of 3 ranks")
+    assert "/dev/shm" in finding.hint
+
+
+RANKS = """#!{python}
+import json, time
+error = {{"error": "DistBackendError", "text": "ncclSystemError: No space left on device", "shm_free": 1 << 26}}
+for rank in range(4):
+    for stage in ("import", "device", "init", "all-reduce"):
+        print(json.dumps({{"rank": rank, "stage": stage, "at": time.monotonic()}}))
+    print(json.dumps({{"rank": rank, "stage": "all-reduce", "at": time.monotonic(), **error}}))
+    print(json.dumps({{"rank": rank, "code": 1}}))
+"""
+
+
+def test_the_check_asks_for_a_volume_and_names_no_gpu(nvml_standin, tmp_path):
+    """With four GPUs, whose ranks say what NCCL says where /dev/shm has the 64 MiB of containers."""
+    python = tmp_path / "python"
+    python.write_text(RANKS.format(python=sys.executable))
+    python.chmod(0o755)
+    options = Options(python=str(python), profile="standard")
+    given = Accelerators("nvidia", 4, "NVML: 4 GPUs")
+    outcome = run_on(nvml_standin, machine(L4, 4), [nccl_loopback], tmp_path, accelerators=given, options=options)
+
+    (finding,) = outcome["nccl-loopback"].findings
+    assert ("nccl-shm-small", "stop") == (finding.code, finding.action)
+    assert "gpus" not in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "first, second, code",
+    [
+        ({"facts": {"shm_free": 3 * 64 * MIB}}, {}, "nccl-rank-failed"),
+        ({"facts": {}}, {}, "nccl-rank-failed"),
+        ({}, {"code": -11}, "nccl-rank-failed"),
+        ({}, {"facts": {"wrong": [WRONG]}}, "nccl-wrong-result"),
+    ],
+    ids=["room", "another error", "killed", "wrong numbers"],
+)
+def test_shared_memory_hides_no_fault_that_is_another(first, second, code):
+    """There was room, NCCL said something else, or another rank has what no volume mends."""
+    ranks = [replace(rank, stage="all-gather", gpu=GPUS[rank.number]) for rank in heard("", 3)]
+    failed = {"error": "DistBackendError", "text": "ncclSystemError", "facts": {"shm_free": 0}} | first
+    ranks[:2] = replace(ranks[0], **failed), replace(ranks[1], **second)
+    found = blame(Run(tuple(ranks), wait_s=20.0), INSIDE)
+
+    assert code == found[0].code
+    assert {"reschedule"} == {str(finding.action) for finding in found}
+    assert all("gpus" in finding.evidence for finding in found)
+
+
+RAISES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import probe_collective
+def work(rank):
+    raise RuntimeError(sys.argv[2])
+probe_collective.Rank(0).run(work)
+"""
+
+
+def test_a_rank_that_meets_a_system_error_tells_the_room_in_shared_memory():
+    """By the name of NCCL's result; other errors say nothing of it."""
+    said = []
+    for text in ("NCCL error\nncclSystemError: System call failed", "ncclUnhandledCudaError"):
+        argv = [sys.executable, "-c", RAISES, str(FOLDER), text]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        said.append(json.loads(done.stdout))
+
+    assert said[0]["shm_free"] == pytest.approx(Host().space("/dev/shm").free, abs=64 * MIB)
+    assert "shm_free" not in said[1]
 
 
 def test_without_torch_there_is_nothing_to_start(context, tmp_path):

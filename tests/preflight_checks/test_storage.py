@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from marked import until
 
 from preflight_checks import storage as module
 from preflight_checks._throughput import measurable_bytes, throughput
@@ -20,7 +21,7 @@ from trainer_agent.isolation import CrashedError
 from trainer_agent.testing import NO_DEVICES, run_check
 from trainer_agent.topology import read_topology
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 FREE = {"free_bytes": 5 * GIB, "size_bytes": 9 * GIB, "inodes_free": 50, "inodes": 100}
 SPEED = {"write_mb_per_s", "read_mb_per_s"}
 WANTED = "wanted a directory that can be written and read back"
@@ -244,6 +245,41 @@ def test_a_path_that_hangs_is_named_and_holds_up_no_other(tmp_path):
     assert time.monotonic() - began < 2
 
 
+def killed_when(call, ready):
+    """Run `call` in a process of its own and kill that without a word when `ready(its pid)` is true."""
+    pid = os.fork()
+    if pid == 0:
+        call()
+        os._exit(0)
+    assert until(lambda: ready(pid))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_probe_that_is_killed_with_all_of_us_leaves_nothing(tmp_path):
+    """As when the budget is used up, or the pod is deleted, in the middle of it."""
+
+    def probe(path, name):
+        (path / name).write_text("half")
+        signal.pause()
+
+    killed_when(lambda: examine([target(tmp_path)], probe=probe, timeout_s=60), lambda _: files_under(tmp_path))
+
+    assert until(lambda: not files_under(tmp_path))
+
+
+def test_what_is_measured_has_no_name_that_could_stay(tmp_path):
+    """It is up to 256 MiB; where the whole container is killed, nobody is left to remove it."""
+
+    def writes(pid):
+        fds = Path(f"/proc/{pid}/fd")
+        return any(str(tmp_path) in str(fd.readlink()) and fd.stat().st_size > MIB for fd in fds.iterdir())
+
+    killed_when(lambda: throughput(tmp_path / "probe", 1 << 30, seconds=60), writes)
+
+    assert [] == files_under(tmp_path)
+
+
 def test_a_probe_that_crashes_says_nothing_of_the_path():
     def probe(path, name):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -319,6 +355,12 @@ def test_how_much_is_written_to_measure_the_speed(host, profile, limit, expected
     context = context_of(host, profile=profile)
 
     assert expected == module._measured_bytes(replace(context, limits=replace(context.limits, memory_limit=limit)))
+
+
+@pytest.mark.parametrize("budget_s, expected", [(20, 64 << 20), (19, 0)])
+def test_a_small_budget_leaves_no_time_to_measure(host, budget_s, expected):
+    """A check that is cut says nothing of the path at all."""
+    assert expected == module._measured_bytes(context_of(host, profile="standard", budget_s=budget_s))
 
 
 @pytest.mark.parametrize("free, expected", [(800 << 20, 8 << 20), (799 << 20, 0), (1 << 40, 64 << 20)])

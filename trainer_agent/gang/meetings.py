@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine: wrong settings, or, in
 # NCCL's init.cc, versions that differ. They are the names of ncclResult_t, not prose.
 CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
+# Heuristic: NCCL keeps about 10 MB of /dev/shm for each rank, and more for what it sends to its neighbours; containers
+# have 64 MiB by default.
+SHM_PER_RANK = 64 << 20
 # How ranks end that lost their peer: torchrun ends them, or a library of theirs gives up.
 AFTERMATH = (-signal.SIGTERM, -signal.SIGABRT)
 
@@ -112,6 +115,11 @@ def died(row: Mapping[str, Any]) -> bool:
 def misconfigured(row: Mapping[str, Any]) -> bool:
     """Whether NCCL refused its settings."""
     return any(name in f"{row.get('error', '')} {row.get('text', '')}" for name in CONFIGURATION)
+
+
+def short_of_shm(row: Mapping[str, Any], *, ranks: int) -> bool:
+    """Whether NCCL met a system error in a rank, with too little room in /dev/shm for the ranks of its node."""
+    return "shm_free" in row and row["shm_free"] < ranks * SHM_PER_RANK
 
 
 def pair_gbps(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, *, ranks: int) -> float | None:

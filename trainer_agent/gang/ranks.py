@@ -141,6 +141,8 @@ def _row(said: Mapping[str, Any], *, hung: bool) -> dict[str, Any]:
     kept = ("number", "stage", "error", "code", "wrong", "unfit", "transport", "gpu", "uuid")
     row = {name: said[name] for name in kept if said.get(name)} | {"number": said["number"], "ok": ok}
     row["timings"] = [{**t, "seconds": min(t["seconds"])} for t in said.get("timings", ())]
+    if "shm_free" in said:
+        row["shm_free"] = said["shm_free"]
     if "text" in said:
         row["text"] = SOURCE.sub("", said["text"])[:WORDS]
     return row | ({"hung": True} if hung else {})
