@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from marked import marked, until
 
+from trainer_agent.commands.launch_options import RENDEZVOUS_TIMEOUT_S
+
 pytestmark = pytest.mark.lab
 
 # A node that fails a check of its own, with exit code 30.
@@ -131,6 +133,56 @@ def test_the_one_that_waits_says_who_never_opened_the_meeting_place(start):
     assert "never opened the meeting place within 2 s" in report["gang"]["summary"]
 
 
+def test_the_one_to_which_its_name_does_not_lead_says_so_itself(start):
+    """As where ranks are swapped; the nodes that look for it elsewhere are well."""
+    code, report = ended(start(0, "--gang-timeout", "2", PET_MASTER_ADDR="192.0.2.1"))
+
+    told = "this node has rank 0, but PET_MASTER_ADDR=192.0.2.1 is 192.0.2.1, no address of this node"
+    assert (20, told) == (code, report["gang"]["summary"])
+    assert (["master-elsewhere"], "self") == (
+        [f["code"] for f in rows(report)["roll-call"]["findings"]],
+        report["gang"]["blame"],
+    )
+
+
+# Of a job with two nodes, the pod whose rank is 2.
+MORE = ("--checks", "environment,roll-call,consistency,collective", "--gang-timeout", "5")
+
+
+def test_a_pod_more_than_the_job_has_nodes_is_named_by_all(start):
+    ends = [ended(process) for process in [start(0, *MORE), start(2, *MORE)]]
+
+    assert [20, 30] == [code for code, _ in ends]
+    for _, report in ends:
+        assert (
+            "node 2 (job-node-0-2) failed its own checks: PET_NODE_RANK=2 is outside 0..1" in report["gang"]["summary"]
+        )
+        assert [2] == [suspect["node_rank"] for suspect in report["suspects"]]
+    assert ["peer", "self"] == [report["gang"]["blame"] for _, report in ends]
+
+
+@pytest.mark.parametrize("left_out", [["--skip", "consistency"], ["--checks", "roll-call"], []], ids=" ".join)
+def test_nodes_that_do_not_fit_together_stop_whatever_is_left_out(start, left_out):
+    """7 and 8 processes wait for each other for ever."""
+    ends = [ended(process) for process in [start(0, *left_out), start(1, *left_out, PET_NPROC_PER_NODE="2")]]
+
+    row = "roll-call" if left_out else "consistency"
+    assert [30, 30] == [code for code, _ in ends]
+    assert ["shape-differs"] * 2 == [rows(report)[row]["findings"][0]["code"] for _, report in ends]
+    assert ["stop", "stop"] == [report["action"] for _, report in ends]
+
+
+def test_nodes_meet_at_rank_zero_though_their_rendezvous_is_elsewhere(start):
+    """An etcd is no node of the job, and its name not that of rank 0."""
+    etcd = {"PET_RDZV_BACKEND": "etcd-v2", "PET_RDZV_ENDPOINT": "etcd.invalid:2379"}
+    ends = [ended(process) for process in [start(0, **etcd), start(1, **etcd)]]
+    code, alone = ended(start(1, **etcd, PET_MASTER_ADDR=""))
+
+    assert [(0, "pass"), (0, "pass")] == [(code, report["gang"]["verdict"]) for code, report in ends]
+    assert (0, False, "skip") == (code, "gang" in alone, rows(alone)["roll-call"]["status"])
+    assert "set PET_MASTER_ADDR to rank 0's pod" in said(alone)["roll-call"][1]
+
+
 def test_a_node_that_fails_its_own_checks_keeps_its_verdict_and_frees_the_other(start):
     """It stops with its own exit code and blame, the other with one that lets it try again."""
     broken = start(1, *BROKEN)
@@ -245,6 +297,19 @@ def test_nodes_that_have_met_are_not_waited_for_long(start, tmp_path, options, s
 
     assert [0, 0] == [process.returncode for process in nodes]
     assert [True, True] == [f"--rdzv-conf timeout={seconds} " in out for out in outs]
+
+
+def test_a_node_that_met_nobody_waits_for_them_as_long_as_usual(start, tmp_path):
+    """Where that they did not meet is ignored, nobody knows when the others come."""
+    quick = {"TRAINER_AGENT_PREFLIGHT_CHECKS": "roll-call", "TRAINER_AGENT_PREFLIGHT_GANG_TIMEOUT": "1"}
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    python = {"TRAINER_AGENT_PREFLIGHT_PYTHON": sys.executable, "TRAINER_AGENT_LAUNCH_PYTHON": f"{tmp_path}/python"}
+    command = ("run", "--steps", "preflight,launch", "--", "train.py")
+    node = start(1, command=command, **quick, **python, TRAINER_AGENT_PREFLIGHT_IGNORE="roll-call")
+    out = node.communicate(timeout=60)[0]
+
+    assert (0, True) == (node.returncode, f"--rdzv-conf timeout={RENDEZVOUS_TIMEOUT_S:g} " in out)
 
 
 def reachable(port):

@@ -18,7 +18,7 @@ USUAL_GBPS = 10.0
 READERS = 64  # nodes that read board and verdict as they do in a gang; more are told what the first has read
 
 # What a fault does to all ranks that meet the node, the most telling first.
-FAULTS = ("misconfigured", "unfit", "killed", "error", "wrong", "hang")
+FAULTS = ("misconfigured", "shm", "unfit", "killed", "error", "wrong", "hang")
 # What rank 0 hears at a door, by what became of its node.
 ANSWERS = {"away": "unresolved", "here": "answers", "gone": "silent"}
 
@@ -103,6 +103,7 @@ class Pod:
         doors: what others hear at its door, by rank; all the rest hear what is true.
         lost_to_zero: whether it only is out of reach for rank 0 when it ends.
         bad_rails: the numbers of its ranks whose fault it is.
+        tells_clock: whether it says what its clock is when it has read a board.
     """
 
     rank: int
@@ -117,6 +118,7 @@ class Pod:
     doors: dict = field(default_factory=dict)
     lost_to_zero: bool = False
     bad_rails: tuple = ()
+    tells_clock: bool = True
     state: str = "away"
     member: Member | None = None
     board: dict = field(default_factory=dict)
@@ -224,6 +226,7 @@ class Gang:
         pod.member = Member(self.store, rank=pod.rank, born=pod.born)
         words = hello(pod.rank, self.plan.nnodes, **pod.says) | {"now": self._wall(pod)}
         pod.member.join(words, attempt=self.plan.attempt, now=self.now)
+        pod.member.told_clock = not pod.tells_clock
 
     def _obey(self, pod, task):
         if task is None:
@@ -304,6 +307,8 @@ class Gang:
             return row | {"code": -9}
         if fault == "misconfigured" and own:
             return row | {"error": "DistBackendError", "text": "ncclInvalidUsage: bad NCCL_NET"}
+        if fault == "shm" and own:
+            return row | {"error": "DistBackendError", "text": "ncclSystemError: failed", "shm_free": 5 << 20}
         return row | {"error": "RuntimeError", "text": "Connection closed by peer"}
 
 

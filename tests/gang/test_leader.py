@@ -8,7 +8,7 @@ from simulated import BEGAN, STEP_S, Gang, failed_local, hello, plain_json, plan
 from trainer_agent.errors import Severity
 from trainer_agent.gang.absent import GATHER_S
 from trainer_agent.gang.course import AFTER_FAILURE_S
-from trainer_agent.gang.leader import DISAGREE_S, Leader
+from trainer_agent.gang.leader import CLOCKS_S, DISAGREE_S, Leader
 from trainer_agent.gang.verdict import blame, results
 
 some = settings(deadline=None, max_examples=20)
@@ -145,15 +145,16 @@ def test_a_node_that_goes_is_named_in_each_phase(nodes, when, trouble):
     assert ["lost"] == [node["state"] for node in gang.leader.verdict["nodes"] if node["rank"] == 1]
 
 
+@pytest.mark.parametrize("left_out, found_by", [("", "consistency"), ("left out", "roll-call")])
 @pytest.mark.parametrize("of", ["nnodes", "nproc"])
-def test_nodes_that_disagree_on_their_number_are_told_before_any_collective(of):
-    """Soon, though some may never come, and whatever checks are left out."""
-    gang = run(8, {3: {"says": {of: 9}}, 4: {"comes": None}}, consistency="left out")
+def test_nodes_that_disagree_on_their_number_are_told_before_any_collective(of, left_out, found_by):
+    """Soon, though some may never come; where their comparison is left out, it is the roll-call that fails."""
+    gang = run(8, {3: {"says": {of: 9}}, 4: {"comes": None}}, consistency=left_out)
 
     assert outcome(gang) == ("fatal", [("shape-differs", ())])
     assert [] == gang.kinds
     assert gang.now < DISAGREE_S + 1
-    assert {"roll-call": "skip", "consistency": "fail", "collective": "skip"} == rows(gang)
+    assert dict.fromkeys(("roll-call", "consistency", "collective"), "skip") | {found_by: "fail"} == rows(gang)
     assert {"none"} == {blame(gang.leader.verdict, rank) for rank in range(8)}
 
 
@@ -167,6 +168,22 @@ def test_a_rank_that_the_job_does_not_have_is_told():
     values = [{"value": 4, "ranks": [0, 1, 2, 3]}, {"value": 8, "ranks": [7]}]
     assert [values] == [each["values"] for each in gang.leader.verdict["differences"]]
     assert gang.leader.verdict == stray.verdict
+
+
+def test_a_node_whose_rank_the_job_does_not_have_may_have_failed():
+    """As it does where PET_NNODES is smaller than the number of pods; its machine is to be avoided as any other."""
+    gang = Gang(2, changes={1: {"comes": 3.0}})
+    stray = gang.rejoin(2)
+    stray.says = {"local": failed_local("PET_NODE_RANK=2 is outside 0..1 (PET_NNODES=2)")}
+    gang.run()
+    verdict = gang.leader.verdict
+
+    assert outcome(gang) == ("retry", [("node-failed", (2,))])
+    assert [("node", "job-node-0-2", 2)] == [(s["kind"], s["id"], s["node_rank"]) for s in verdict["suspects"]]
+    assert {"hostnames": ["machine-2"], "gpus": []} == verdict["avoid"]
+    assert (2, ["ready", "missing", "failed"]) == (verdict["nnodes"], [node["state"] for node in verdict["nodes"]])
+    assert ["self", "peer"] == [blame(verdict, rank) for rank in (2, 0)]
+    assert verdict == stray.verdict
 
 
 def test_of_two_agents_with_one_rank_the_younger_takes_part():
@@ -221,6 +238,38 @@ def test_clocks(ahead, verdict, codes):
     assert outcome(gang) == (verdict, codes)
     offsets = [node["clock_offset_s"] for node in gang.leader.verdict["nodes"]]
     assert pytest.approx([0, 0, ahead, 0], abs=STEP_S) == offsets
+
+
+@pytest.mark.parametrize("comes", [0.0, 2.0, 2.05])
+@pytest.mark.parametrize("planned", [{"screen": 0}, {"screen": 1}, {"collective": "left out"}], ids=str)
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_the_clock_of_the_last_to_come_is_compared_too(nodes, planned, comes):
+    """Whatever is left to do when it is there; and nobody waits for that longer than it takes."""
+    gangs = [Gang(nodes, changes={nodes - 1: {"comes": comes, "clock_s": ahead}}, **planned) for ahead in (0, 3600.0)]
+    for gang in gangs:
+        gang.run()
+
+    assert ["pass", "fatal"] == [gang.leader.verdict["verdict"] for gang in gangs]
+    assert [("clock-apart", ())] == gangs[1].codes()
+    assert gangs[0].now <= comes + (0.5 if "collective" in planned else 0.7 + planned["screen"] * 0.8)
+
+
+def test_a_clock_that_is_not_told_is_not_waited_for_long():
+    gang = Gang(2, changes={1: {"tells_clock": False}}, collective="left out")
+    gang.run()
+
+    assert outcome(gang) == ("pass", [])
+    assert gang.now < CLOCKS_S + 1
+
+
+def test_a_rank_zero_that_is_slow_to_hear_accuses_no_clock():
+    """Half of the time that the comparison took may be on one way."""
+    gang = Gang(4)
+    turn = gang.chair.turn
+    gang.chair.turn = lambda **times: turn(**times) if gang.now >= 4.5 else None
+    gang.run()
+
+    assert outcome(gang) == ("pass", [])
 
 
 # ---- the collective of all ranks
@@ -280,6 +329,17 @@ def test_settings_that_nccl_refuses_stop_everybody():
 
     assert outcome(gang) == ("fatal", [("collective-misconfigured", ())])
     assert "DistBackendError: ncclInvalidUsage: bad NCCL_NET" == gang.leader.verdict["summary"]
+    assert ["all"] == gang.kinds
+
+
+def test_too_little_shared_memory_is_no_fault_of_a_node():
+    """It stops everybody with the hint, and nobody looks for a culprit."""
+    gang = run(4, {1: {"fault": "shm"}})
+
+    assert outcome(gang) == ("fatal", [("collective-shm-small", ())])
+    summary = gang.leader.verdict["summary"]
+    assert "ncclSystemError on node 1" in summary
+    assert summary.endswith("whose /dev/shm has 5 MiB free, wanted 64 MiB for each of 1 ranks")
     assert ["all"] == gang.kinds
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,17 @@ from trainer_agent.check import CheckResult, Options, Rule, Status
 from trainer_agent.errors import Action, Severity
 from trainer_agent.gang.course import Plan, Work
 from trainer_agent.gang.door import Door
-from trainer_agent.gang.meet import MOST_FINDINGS, Asked, Gathering, _remember, hello_of, merged, nccl_log, plan_of
+from trainer_agent.gang.meet import (
+    HISTORY_S,
+    MOST_FINDINGS,
+    Asked,
+    Gathering,
+    _remember,
+    hello_of,
+    merged,
+    nccl_log,
+    plan_of,
+)
 from trainer_agent.gang.speeds import read_history
 from trainer_agent.gang.torch_side import TorchSide
 from trainer_agent.policy import decide
@@ -143,9 +154,9 @@ def test_what_torch_does_not_call_cuda_uses_gloo(context, kind):
 @pytest.mark.parametrize(
     "gpus, profile, screen, together, pair",
     [
-        (0, "quick", 0, (), Work((), 0.0, 5.0)),
-        (0, "standard", 1, (MIB, 8 * MIB), Work((4 * MIB,), 0.1, 5.0)),
-        (0, "deep", 10, (MIB, 8 * MIB, 64 * MIB), Work((16 * MIB,), 0.3, 5.0)),
+        (0, "quick", 0, (), Work((), 0.0, 10.0)),
+        (0, "standard", 1, (MIB, 8 * MIB), Work((4 * MIB,), 0.1, 10.0)),
+        (0, "deep", 10, (MIB, 8 * MIB, 64 * MIB), Work((16 * MIB,), 0.3, 10.0)),
         (8, "quick", 0, (), Work((), 0.0, 30.0)),
         (8, "standard", 1, (64 * MIB, 512 * MIB), Work((256 * MIB,), 0.5, 30.0)),
         (8, "deep", 10, (64 * MIB, 512 * MIB, 16384 * MIB), Work((1024 * MIB,), 1.0, 30.0)),
@@ -167,13 +178,38 @@ def test_what_is_left_out_is_left_out(context, tmp_path):
     assert ("", "left out") == (plan_of(context, ASKED).consistency, plan_of(context, ASKED).collective)
 
 
-def test_the_history_is_read_if_there_is_one(context, tmp_path):
+@pytest.fixture
+def first(context):
+    """A function that returns what rank 0 is told."""
+
+    def make():
+        found = context()
+        return replace(found, topology=replace(found.topology, node_rank=0))
+
+    return make
+
+
+def test_the_history_is_read_if_there_is_one(first, tmp_path):
     """Lines that are none are left out, and so is a file that is none."""
     line = {"backend": "gloo", "nodes": 4, "ranks": 4, "of": "all-reduce", "bytes": MIB, "busbw_gbps": 1.5}
     (tmp_path / "history").write_text(f"{json.dumps(line)}\ntorn {{\n")
-    plans = [plan_of(context(), Asked(1.0, 0, "", "", str(tmp_path / name))) for name in ("history", "none")]
+    plans = [plan_of(first(), Asked(1.0, 0, "", "", str(tmp_path / name))) for name in ("history", "none")]
 
     assert [[line], []] == [[kept.as_dict() for kept in plan.history] for plan in plans]
+
+
+@pytest.mark.lab
+def test_a_history_that_does_not_answer_holds_nobody_up(context, first, tmp_path):
+    """As on a file server that is gone: a pipe that nobody writes to. Only rank 0 asks for it."""
+    os.mkfifo(tmp_path / "history")
+    asked = Asked(1.0, 0, "", "", str(tmp_path / "history"))
+    began = time.monotonic()
+    assert () == plan_of(context(), asked).history
+    assert time.monotonic() - began < 1.0
+
+    assert () == plan_of(first(), asked).history
+    _remember(asked.history, Plan(4), measured(passed=True))
+    assert time.monotonic() - began < 2 * HISTORY_S + 3.0
 
 
 # ---- the report
@@ -189,7 +225,17 @@ def test_a_row_of_the_gang_takes_the_place_of_one_that_only_waited():
 def test_what_was_left_out_by_the_user_stays_so():
     ours = row("collective", Status.SKIP, "left out by --skip")
 
-    assert [ours] == merged([ours], {"collective": row("collective", Status.FAIL, "bad")})
+    assert [ours] == merged([ours], {"collective": row("collective", Status.WARN, "odd")})
+
+
+@pytest.mark.parametrize(
+    "ours", [[], [row("collective", Status.SKIP, "left out by --skip")]], ids=["--checks", "--skip"]
+)
+def test_a_failure_of_the_gang_is_left_out_by_nobody(ours):
+    """The others exit with it, and so must this node."""
+    failed = row("collective", Status.FAIL, "bad", action=Action.RETRY)
+
+    assert [failed] == merged(ours, {"collective": failed, "consistency": row("consistency", Status.WARN, "odd")})
 
 
 @pytest.mark.parametrize("worse", ["ours", "gang"])
@@ -280,6 +326,16 @@ def test_what_was_measured_is_added_to_the_history(tmp_path):
 
     kept = {"backend": "gloo", "nodes": 4, "ranks": 4, "of": "all-reduce", "bytes": MIB, "busbw_gbps": 1.5}
     assert [kept, kept] == [one.as_dict() for one in read_history(path.read_text().splitlines())]
+
+
+def test_a_line_that_was_torn_takes_no_other_with_it(tmp_path):
+    """As one that was being written when its pod was killed."""
+    path = tmp_path / "history"
+    path.write_text('{"backend": "gl')
+    _remember(str(path), Plan(4), measured(passed=True))
+
+    assert 1 == len(read_history(path.read_text().splitlines()))
+    assert path.read_text().startswith('{"backend": "gl\n{')
 
 
 @pytest.mark.parametrize("verdict", [measured(passed=False), {"collective": None}], ids=["failed", "none"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_agent.gang.meetings import Round, Rounds, died, misconfigured, pair_gbps, problem, timings
+from trainer_agent.gang.meetings import Round, Rounds, died, misconfigured, pair_gbps, problem, short_of_shm, timings
 from trainer_agent.gang.pairs import Meeting
 from trainer_agent.gang.speeds import Rate
 
@@ -77,6 +77,12 @@ def test_a_rank_died_when_neither_we_nor_its_libraries_ended_it(code, told):
 )
 def test_nccl_refuses_its_settings(row, told):
     assert told is misconfigured(row)
+
+
+@pytest.mark.parametrize("row, short", [({"shm_free": 0}, True), ({"shm_free": 4 << 26}, False), ({}, False)])
+def test_room_in_shared_memory_is_64_mib_for_each_rank(row, short):
+    """Only a rank that met a system error tells it."""
+    assert short is short_of_shm(row, ranks=4)
 
 
 def test_the_slowest_rank_counts():

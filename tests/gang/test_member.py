@@ -5,14 +5,16 @@ import json
 import pytest
 from simulated import BEGAN, Gang, MemoryStore, hello, plan
 
-from trainer_agent.gang.leader import Leader
+from trainer_agent.gang.leader import CLOCKS_S, Leader
 from trainer_agent.gang.member import (
+    AT_ONCE,
     PULSE_S,
     Chair,
     LeaderSilentError,
     Member,
     NotOpenError,
     OtherAttemptError,
+    OtherJobError,
     OtherProtocolError,
     SupersededError,
 )
@@ -32,9 +34,9 @@ class Place:
     def member(self, rank, *, born=1.0):
         return Member(self.store, rank=rank, born=born)
 
-    def join(self, rank, *, born=1.0, attempt="a1"):
+    def join(self, rank, *, born=1.0, attempt="a1", **says):
         member = self.member(rank, born=born)
-        words = hello(rank, self.leader.plan.nnodes) | {"now": BEGAN + self.now}
+        words = hello(rank, self.leader.plan.nnodes, **says) | {"now": BEGAN + self.now}
         member.epoch = member.join(words, attempt=attempt, now=self.now)
         return member
 
@@ -105,6 +107,28 @@ def test_another_attempt_is_turned_away(place):
     assert [] == here(place)
 
 
+@pytest.mark.parametrize("theirs", ["", "other-node-0-0"])
+@pytest.mark.parametrize("ours", ["", "job-node-0-0"])
+def test_another_job_is_turned_away(theirs, ours):
+    """Whose address this one's rank 0 had before, or whose machine it shares; where that is known for sure."""
+    place = Place()
+    place.leader.plan = plan(3, attempt="a1", job=theirs)
+    place.chair.open()
+    member = place.member(1)
+    words = hello(1, 3) | {"now": BEGAN}
+    if theirs and ours:
+        with pytest.raises(
+            OtherJobError, match="rank 0 is other-node-0-0 of another job, and this node looks for job-"
+        ):
+            member.join(words, attempt="a1", job=ours, now=0.0)
+    else:
+        assert "epoch-1" == member.join(words, attempt="a1", job=ours, now=0.0)
+    place.turn()
+
+    assert ([] if theirs and ours else [1]) == here(place)
+    assert (theirs and ours) == "" or "claim/1" not in place.store.values
+
+
 def test_another_protocol_is_refused_before_anything_is_read(place):
     place.store.set("open", "2")
 
@@ -172,6 +196,7 @@ def test_the_board_is_read_only_when_it_has_changed(place):
     members = [place.join(rank) for rank in (0, 1)]
     place.turn()
     assert [2, 2] == [look(place, member)["here"] for member in members]
+    place.turn()  # hears their clocks
 
     before = place.store.calls.copy()
     place.turn(0.1)
@@ -185,9 +210,8 @@ def test_the_board_is_read_only_when_it_has_changed(place):
 
 
 def test_clocks_are_compared_once(place):
-    """With the second board that a node reads, as that was written just now."""
+    """With the first board that was written since the node has joined, as that was written just now."""
     member = place.join(1)
-    place.turn()
     look(place, member)
     for rank in (0, 2):
         place.join(rank)
@@ -198,7 +222,7 @@ def test_clocks_are_compared_once(place):
     news = [json.loads(text) for key, text in place.store.values.items() if key.startswith("news/")]
     told = [{"kind": "clock", "rank": 1, "born": 1.0, "sent": BEGAN + 0.1, "heard": BEGAN + 7.1}]
     assert told == [each for each in news if each["kind"] == "clock"]
-    assert 3.5 == place.leader.roll.nodes[1].offset_s  # the half of it: hello was said by the clock of rank 0
+    assert 3.45 == place.leader.roll.nodes[1].offset_s  # the half of it: hello was said by the clock of rank 0
 
 
 def test_a_sign_of_life_comes_every_second(place):
@@ -268,18 +292,77 @@ def concluded(place):
     members = [place.join(rank) for rank in range(3)]
     place.leader.plan = plan(3, attempt="a1", collective="left out")
     place.turn()
+    place.turn(CLOCKS_S)
     return members
 
 
 def test_the_verdict_is_read_by_all(place):
     members = concluded(place)
-    assert not place.chair.everybody_knows
+    assert not place.chair.everybody_knows()
 
     assert [True] * 3 == [look(place, member)["verdict"] for member in members]
     assert [place.leader.verdict] * 2 == [member.verdict() for member in members[:2]]
-    assert not place.chair.everybody_knows
+    assert not place.chair.everybody_knows()
     members[2].verdict()
-    assert place.chair.everybody_knows
+    assert place.chair.everybody_knows()
+
+
+def test_strangers_that_read_the_verdict_are_not_taken_for_nodes(place):
+    """As pods that were told of more nodes, and whoever reads it twice; they too are waited for."""
+    strangers = [place.join(rank, nnodes=9) for rank in (7, 8)]
+    nodes = [place.join(rank) for rank in range(3)]
+    place.turn()
+    for member in (*strangers, *strangers, nodes[0]):
+        assert "fatal" == member.verdict()["verdict"]
+
+    assert not place.chair.everybody_knows()
+    for member in nodes[1:]:
+        member.verdict()
+    assert place.chair.everybody_knows()
+
+
+def test_a_node_that_lost_its_connection_comes_back_for_the_verdict(place):
+    """However good the verdict is: rank 0 still waits for it. Another agent with its rank is too late."""
+    place.leader.plan = plan(3, attempt="a1", collective="left out")
+    members = concluded(place)
+    again = place.join(1)
+
+    assert look(place, again)["verdict"]
+    assert place.leader.verdict == again.verdict()
+    with pytest.raises(NotOpenError):
+        place.join(1, born=members[1].born + 1)
+
+
+def test_rank_zero_asks_for_little_at_a_time():
+    """What thousands of nodes say at once may be more than a store sends in time."""
+    place = Place(600)
+    place.chair.open()
+
+    class Small(MemoryStore):
+        def get(self, keys):
+            assert AT_ONCE >= len(keys) or not keys[0].startswith("news")
+            return super().get(keys)
+
+    store = Small()
+    store.values = place.store.values
+    place.store = place.chair.store = store
+    for rank in range(600):
+        place.join(rank)
+    place.turn()
+
+    assert list(range(600)) == here(place)
+
+
+@pytest.mark.parametrize("nodes", [64, 1024])
+def test_that_all_have_read_is_asked_in_few_requests(nodes):
+    gang = Gang(nodes, collective="left out")
+    gang.run()
+    before = gang.store.calls.copy()
+    for rank in range(nodes):
+        gang.store.values[f"read/{rank}"] = "1"
+
+    assert gang.chair.everybody_knows()
+    assert {"has": -(-nodes // AT_ONCE)} == dict(gang.store.calls - before)
 
 
 def test_a_verdict_is_written_once(place):

@@ -159,6 +159,15 @@ def test_after_a_failure_the_others_are_not_waited_for_long(side, ranks):
     assert [[1]] == side.ended
 
 
+def test_no_room_in_shared_memory_is_told(ranks):
+    """Also where there is none at all; who met no system error says nothing of it."""
+    result = ranks.hear(
+        [said(0, "init", error="DistBackendError", text="ncclSystemError", shm_free=0), said(1, "done")]
+    )
+
+    assert [0, None] == [row.get("shm_free") for row in result["ranks"]]
+
+
 def test_at_the_deadline_all_that_run_are_ended(side, ranks):
     ranks.running.deadline = time.monotonic() - 1
     result = ranks.hear([said(1, "all-reduce")])

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from marked import until
 
 import preflight_checks
+from trainer_agent import isolation
 from trainer_agent.gang.ranks import Ranks
 from trainer_agent.gang.store import StoreLostError
-from trainer_agent.gang.torch_side import TorchSide, TorchSideError, TorchStore
+from trainer_agent.gang.torch_side import TorchSide, TorchSideError, TorchStore, _Pipe
 from trainer_agent.process import is_alive
 
 eventually = partial(until, limit_s=20)
@@ -216,6 +218,46 @@ def test_a_torch_that_cannot_do_it_says_so_before_it_is_ready(tmp_path, torch, l
         side.wait_until_ready(60)
 
     assert caught.value.no_torch
+
+
+def test_what_a_python_says_when_it_starts_is_not_taken_for_torch(tmp_path):
+    """Instrumentation that an image switches on for every Python may write JSON lines where programs do."""
+    words = 'import sys\nsys.stdout.write(\'{"level": "info"}\\n\')\nsys.stdout.flush()\n'
+    (tmp_path / "sitecustomize.py").write_text(words)
+    with TorchSide(sys.executable, PROGRAM, {**ENVIRON, "PYTHONPATH": str(tmp_path)}) as side:
+        side.wait_until_ready(60)
+
+
+def test_a_python_that_says_everything_but_that_it_is_ready(tmp_path):
+    program = tmp_path / "chatty.py"
+    program.write_text("import time\nwhile True:\n    print('{}', flush=True)\n    time.sleep(0.01)\n")
+    with (
+        TorchSide(sys.executable, str(program), ENVIRON) as side,
+        pytest.raises(TorchSideError, match=r"has not imported torch within 0\.5 s"),
+    ):
+        side.wait_until_ready(0.5)
+
+
+def test_a_long_answer_is_read_in_the_time_that_its_length_takes():
+    """What thousands of nodes say comes in thousands of pieces, each of 64 KiB at most."""
+    took = []
+    for megabytes in (4, 32):
+        pipe, text = _Pipe(), "x" * (megabytes << 20)
+        with isolation.Children() as children:
+            children.start(partial(write, pipe.theirs, f'{{"value": "{text}"}}\n'.encode()), 60.0)
+            os.close(pipe.theirs)
+            began = time.process_time()
+            assert [{"value": text}] == pipe.read(time.monotonic() + 60.0)
+            took.append(time.process_time() - began)
+        os.close(pipe.fd)
+
+    assert took[1] < 3 * 8 * took[0]
+
+
+def write(fd, data):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def test_what_the_store_cannot_do_is_told_by_name(sides):

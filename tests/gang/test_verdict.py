@@ -28,7 +28,7 @@ def node(rank, **changes):
 
 def verdict_of(*charges, nodes=4, unnamed=(), **minutes):
     listed = [node(rank, **({"node": "", "hostname": ""} if rank in unnamed else {})) for rank in range(nodes)]
-    return section(Minutes(charges=list(charges), **minutes), listed, attempt="a1", epoch=3, written_by=1)
+    return section(Minutes(charges=list(charges), **minutes), listed, nnodes=nodes, attempt="a1", epoch=3, written_by=1)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,17 @@ def test_suspects_are_nodes_and_devices_of_errors():
 
 def test_hostnames_are_avoided_where_machines_have_no_names():
     nodes = [node(0, node=""), node(1)]
-    found = section(Minutes([charge(GO, 0, 1)]), nodes, attempt="", epoch=1, written_by=0)
+    found = section(Minutes([charge(GO, 0, 1)]), nodes, nnodes=2, attempt="", epoch=1, written_by=0)
 
     assert ["pod-0", "machine-1"] == found["avoid"]["hostnames"]
+
+
+def test_a_culprit_of_whom_nothing_is_known_is_a_rank():
+    """As one that the job does not have, on a node that has never met rank 0."""
+    found = section(Minutes([charge(GO, 7)]), [node(0)], nnodes=1, attempt="", epoch=1, written_by=0)
+
+    assert [("rank 7", 7)] == [(suspect["id"], suspect["node_rank"]) for suspect in found["suspects"]]
+    assert [] == found["avoid"]["hostnames"]
 
 
 def rows(verdict, rank):

@@ -75,14 +75,14 @@ def run(
         raise click.UsageError(
             "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
         )
+    environ = read_environ(script, os.environ, hostfile=settings["hostfile"])
     if settings["dry_run"]:
         if "launch" not in steps:
             raise click.UsageError("--dry-run prints the command of the step launch, which is not among --steps.")
-        return start(LaunchOptions(**settings), script, read_environ(script, os.environ), Host())
+        return start(LaunchOptions(**settings), script, environ, Host())
     if timeline:
         _check_writable(timeline)
     met: list[bool] = []  # whether all nodes have just met
-    environ = read_environ(script, os.environ)
     told = ExitStack()
     takes: dict[str, Callable[[], int]] = {
         "preflight": lambda: _preflight(
@@ -113,7 +113,7 @@ def _preflight(
     with preflight.make_context("preflight", [], parent=ctx.parent) as inner:
         options = PreflightOptions(**inner.params)
         report = examine(replace(options, python=options.python or python), unwrapped(environ), Host(), tell=tell)
-        met.append(report.gang is not None)
+        met.append(report.gang is not None and report.gang["verdict"] in ("pass", "warn"))
         return publish(report, options, environ, to_stderr=True)
 
 

@@ -53,6 +53,7 @@ class Plan:
     What is to be done, by the settings of rank 0.
 
     Args:
+        job: what rank 0 is called in it; see `peers.job_of`.
         backend, per_node: of the ranks: `nccl` with one for each GPU, or `gloo` with one.
         all_ranks, pair: what they do together, and in twos.
         screen: rounds of pairs for a gang in which nothing has failed.
@@ -62,6 +63,7 @@ class Plan:
 
     nnodes: int
     attempt: str = ""
+    job: str = ""
     gang_timeout_s: float = 600.0
     backend: str = "gloo"
     per_node: int = 1
@@ -99,6 +101,7 @@ class Course:
         self.phase, self.phase_began = "roll-call", 0.0
         self.task: dict[str, Any] | None = None
         self.tasks = 0
+        self.posted = 0.0
         self.reports: dict[int, dict[str, Any]] = {}
         self.first_failure: float | None = None
 
@@ -110,7 +113,7 @@ class Course:
         elif said["kind"] == "clock":
             self.roll.clock(said)
         elif self.task and said.get("task") == self.task["id"]:
-            self.reports[said["rank"]] = said
+            self.reports[said["rank"]] = said | {"after_s": now - self.posted}
             if not said.get("ok", True) and self.first_failure is None:
                 self.first_failure = now
 
@@ -136,7 +139,7 @@ class Course:
 
     def hostname(self, rank: int) -> str:
         """Return what a node calls itself, or most probably would if it were there; nothing when that is not known."""
-        return self.roll.nodes[rank].hostname or short(self.names(rank))
+        return self.roll.hostname(rank) or short(self.names(rank))
 
     def link(
         self, check: str, rule: Rule, pair: tuple[int, int], message: str, *, severity: Severity | None = None
@@ -168,6 +171,7 @@ class Course:
     def post(self, task: dict[str, Any]) -> None:
         """Give a task to everybody."""
         self.tasks += 1
+        self.posted = self.now
         self.task = {"id": f"{task['kind']}-{self.tasks}", **task}
         self.reports, self.first_failure = {}, None
 

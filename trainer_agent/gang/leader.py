@@ -13,7 +13,7 @@ from trainer_agent.errors import Severity
 from trainer_agent.gang import absent, compare, rates, rules
 from trainer_agent.gang.course import SHOWN, Concluded, Course, Lost
 from trainer_agent.gang.localise import Localiser
-from trainer_agent.gang.meetings import died, misconfigured, problem, timings
+from trainer_agent.gang.meetings import SHM_PER_RANK, died, misconfigured, problem, short_of_shm, timings
 from trainer_agent.gang.verdict import Charge, section
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DISAGREE_S = 3.0
 DOORS = 9  # on the board: rank 0, and eight others, for nodes that lose rank 0
 SKEW_WARN_S, SKEW_S = 1.0, 30.0
+CLOCKS_S = 2.0  # for all to have told their clocks: the last to come does so while all compute, where they do
 
 
 class Leader(Course):
@@ -66,11 +67,14 @@ class Leader(Course):
         except Concluded:
             pass
         self.task = None
-        self._clocks()
         self.begin("verdict")
-        first = min((n.arrived for n in self.roll.nodes.values() if n.arrived is not None), default=0.0)
-        nodes = [self._row(node, first) for node in self.roll.nodes.values()]
-        self.verdict = section(self.minutes, nodes, attempt=self.plan.attempt, epoch=1, written_by=0)
+        if not self._found_errors():
+            yield from self.wait(self._clocks_known, self.now + CLOCKS_S)
+        self._clocks()
+        first = min((node.arrived for node in self.roll.all if node.arrived is not None), default=0.0)
+        nodes = [self._row(node, first) for node in self.roll.all]
+        plan = self.plan
+        self.verdict = section(self.minutes, nodes, nnodes=plan.nnodes, attempt=plan.attempt, epoch=1, written_by=0)
 
     def _phases(self) -> Turns[None]:
         yield from self._roll_call()
@@ -115,12 +119,14 @@ class Leader(Course):
         found = compare.differences(marks)
         shared = () if self.plan.consistency else compare.shared_hosts(marks)
         self.minutes.differences = [difference.as_dict() for difference in found]
-        for finding in compare.findings(found, shared, {node.rank: node.hostname for node in nodes}):
-            self.minutes.charges.append(Charge("consistency", finding))
-        if any(charge.finding.severity is Severity.ERROR for charge in self.minutes.charges):
-            raise Concluded
         if self.plan.consistency:
             self.minutes.skipped["consistency"] = self.plan.consistency
+        # What is left out shows no findings, and a job of another shape than its nodes think must not pass.
+        check = "roll-call" if self.plan.consistency else "consistency"
+        for finding in compare.findings(found, shared, {node.rank: node.hostname for node in nodes}):
+            self.minutes.charges.append(Charge(check, finding))
+        if self._found_errors():
+            raise Concluded
         text = f"{len(found)} differences between {len(marks)} nodes" if found else f"all {len(marks)} nodes are alike"
         self.minutes.messages["consistency"] = text
 
@@ -129,9 +135,15 @@ class Leader(Course):
         fingerprint = {} if self.plan.consistency else node.hello["marks"]
         return fingerprint | {name: node.hello[name] for name in ("nnodes", "nproc")}
 
+    def _found_errors(self) -> bool:
+        return any(charge.finding.severity is Severity.ERROR for charge in self.minutes.charges)
+
+    def _clocks_known(self) -> bool:
+        return all(node.offset_s is not None for node in self.roll.here)
+
     def _clocks(self) -> None:
         for node in self.roll.here:
-            skew = abs(node.offset_s or 0.0)
+            skew = max(0.0, abs(node.offset_s or 0.0) - node.doubt_s)  # at least
             text = f"the clock of {self.roll.name(node.rank)} is {skew:.1f} s from that of rank 0"
             if skew > SKEW_S:
                 self.charge("roll-call", rules.CLOCK_APART, f"{text}, wanted {SKEW_S:g} s at most", offset_s=skew)
@@ -169,6 +181,7 @@ class Leader(Course):
         }
         self._settings(rows)
         self._died()
+        self._shared_memory(rows)
         return trouble
 
     def _again(self, ranks: Sequence[int], first: str) -> Turns[None]:
@@ -201,6 +214,18 @@ class Leader(Course):
             text = f"{self.roll.name(node)}: {problem(self.reports, [node]).partition(': ')[2]}"
             self.charge("collective", rules.RANK_DIED, text, culprits=(node,), number=row["number"])
         if killed:
+            raise Concluded
+
+    def _shared_memory(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Accuse nobody of what a volume of the pod mends; wrong numbers say more."""
+        per_node = self.plan.per_node
+        told = [(n, row) for n, report in sorted(self.reports.items()) for row in report["ranks"]]
+        short = [(n, row["shm_free"]) for n, row in told if short_of_shm(row, ranks=per_node)]
+        if short and not any(row.get("wrong") for row in rows):
+            node, free = short[0]
+            text = f"ncclSystemError on {self.roll.name(node)}, whose /dev/shm has {free >> 20} MiB free"
+            wanted = f"wanted {SHM_PER_RANK >> 20} MiB for each of {per_node} ranks"
+            self.charge("collective", rules.SHM_SMALL, f"{text}, {wanted}", shm_free_bytes=free)
             raise Concluded
 
     def _row(self, node: Node, first: float) -> dict[str, Any]:

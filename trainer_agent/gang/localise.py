@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # With three nodes each has to meet both others before anybody can be compared.
 FEW, ROUNDS_OF_FEW = 3, 3
 # A meeting that hangs is not waited for longer than so many times what the slowest that passed took, at least so long.
-PATIENCE, LEAST_S = 4.0, 3.0
+# After a failure ranks are new: with gloo that costs them nothing, with NCCL a CUDA context and a first communicator,
+# which takes seconds on a node of eight GPUs, more where the driver is slow; those that passed had both.
+PATIENCE, LEAST_S = 4.0, {"gloo": 3.0, "nccl": 20.0}
 TIMED = 3  # rounds that are timed when something has failed: then the rates are not what matters
 
 
@@ -71,11 +73,10 @@ class Localiser:
         return bool(self.trouble) or _failed(meetings) or len(self.rounds.done) < wanted
 
     def _meet(self, pairs: Sequence[tuple[int, int]]) -> Turns[None]:
-        began = self.leader.now
         yield from self.leader.run_task("pairs", self._work(), pairs=[list(pair) for pair in pairs])
         one = self._take_down(pairs)
-        if not any(problem(one.reports, pair) for pair in pairs):
-            self.longest = max(self.longest, self.leader.now - began)
+        passed = {node for pair in pairs if not problem(one.reports, pair) for node in pair}
+        self.longest = max([self.longest, *(one.reports[node]["after_s"] for node in passed)])
 
     def _take_down(self, pairs: Sequence[tuple[int, int]]) -> Round:
         one = Round(len(self.rounds.done), tuple(pairs), dict(self.leader.reports), self.leader.plan.per_node)
@@ -86,7 +87,7 @@ class Localiser:
         work = self.leader.plan.pair
         if self.trouble and len(self.rounds.done) >= TIMED:
             work = replace(work, sizes=())
-        least = max(LEAST_S, PATIENCE * self.longest)
+        least = max(LEAST_S[self.leader.plan.backend], PATIENCE * self.longest)
         return replace(work, timeout_s=min(work.timeout_s, least)) if self.longest else work
 
     def _charge(self, found: Blame) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from trainer_agent import policy
 from trainer_agent.accelerators import WORKS_ON_CUDA
 from trainer_agent.check import CheckResult, Status
 from trainer_agent.errors import Severity
-from trainer_agent.gang import alone, rules, speeds
+from trainer_agent.gang import alone, peers, rules, speeds
 from trainer_agent.gang.course import Plan, Work
 from trainer_agent.gang.door import Door
 from trainer_agent.gang.node import Node
@@ -23,6 +24,7 @@ from trainer_agent.gang.store import StoreLostError
 from trainer_agent.gang.torch_side import TorchSide, TorchSideError
 from trainer_agent.gang.verdict import results as rows_of
 from trainer_agent.gang.verdict import seen_by
+from trainer_agent.isolation import IsolatedError, isolated
 from trainer_agent.log import get_logger
 from trainer_agent.topology import MAX_PORT
 
@@ -48,11 +50,12 @@ SIZES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], float]]] = {
     },
 }
 # Heuristic: gloo connects in milliseconds, NCCL takes seconds for its first communicator, and more for many ranks.
-TIMEOUT_S = {"gloo": (10.0, 5.0), "nccl": (60.0, 30.0)}
+TIMEOUT_S = {"gloo": (10.0, 10.0), "nccl": (60.0, 30.0)}
 EACH_RANK_S = 0.05
 SCREEN = {"quick": 0, "standard": 1, "deep": 10}
 READY_S = 120.0  # to import torch from a cold network file system
 MOST_FINDINGS = 5  # of a node that failed
+HISTORY_S = 5.0  # for a file that may lie on a file server
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,12 @@ def gathering(
     Args:
         tell: on rank 0, takes how many nodes are here.
     """
+    context = replace(context, topology=peers.at_rank_zero(context.topology))
     # Before the torch side, whose end waits until nobody else has its pipes.
     door = Door(port_of(context.topology, asked) + 1)
     try:
-        door.tell({"rank": context.topology.node_rank, "attempt": asked.attempt, "state": alone.WAITING})
+        own = {"rank": context.topology.node_rank, "attempt": asked.attempt, "job": peers.job_of(context.topology)}
+        door.tell({**own, "state": alone.WAITING})
         with nccl_log(context) as log, TorchSide(context.python, program, {**context.environ, **log}) as side:
             yield Gathering(context, asked, side=side, door=door, tell=tell)
     finally:
@@ -163,6 +168,7 @@ def plan_of(context: Context, asked: Asked) -> Plan:
     return Plan(
         nnodes=nnodes,
         attempt=asked.attempt,
+        job=peers.job_of(context.topology),
         gang_timeout_s=asked.timeout_s,
         backend=backend,
         per_node=per_node,
@@ -171,7 +177,7 @@ def plan_of(context: Context, asked: Asked) -> Plan:
         screen=SCREEN[options.profile],
         consistency=left_out["consistency"],
         collective=left_out["collective"],
-        history=tuple(_history(asked.history)),
+        history=tuple(_history(asked.history) if context.topology.node_rank == 0 else ()),
     )
 
 
@@ -211,15 +217,21 @@ def _not_met(error: TorchSideError | StoreLostError) -> CheckResult:
 
 
 def merged(results: Sequence[CheckResult], rows: Mapping[str, CheckResult]) -> list[CheckResult]:
-    """Return the rows of the report with those of the gang; a node's own consistency stays beside that of all."""
-    return [_merged(result, rows.get(result.name)) for result in results]
+    """
+    Return the rows of the report with those of the gang; a node's own consistency stays beside that of all.
+
+    What rank 0 has everybody do may be left out here; a failure of it is not.
+    """
+    ours = {result.name for result in results}
+    failed = [row for name, row in rows.items() if name not in ours and row.status is Status.FAIL]
+    return [*(_merged(result, rows.get(result.name)) for result in results), *failed]
 
 
 def _merged(ours: CheckResult, gang: CheckResult | None) -> CheckResult:
     if gang is None:
         return ours
     if ours.status is Status.SKIP:
-        return gang if ours.message != "left out by --skip" else ours
+        return ours if ours.message == "left out by --skip" and gang.status is not Status.FAIL else gang
     if gang.status is Status.SKIP:
         return ours
     order = [Status.PASS, Status.SKIP, Status.WARN, Status.ERROR, Status.FAIL]
@@ -237,6 +249,14 @@ def _merged(ours: CheckResult, gang: CheckResult | None) -> CheckResult:
 def _history(path: str | None) -> list[speeds.Row]:
     if not path:
         return []
+    try:
+        return list(isolated(lambda: _read(path), timeout_s=HISTORY_S))
+    except IsolatedError as error:
+        get_logger().warning("the history cannot be read", path=path, error=str(error))
+        return []
+
+
+def _read(path: str) -> list[speeds.Row]:
     with suppress(OSError):
         return speeds.read_history(Path(path).read_text(errors="replace").splitlines())
     return []
@@ -250,8 +270,23 @@ def _remember(path: str, plan: Plan, verdict: Mapping[str, Any]) -> None:
         speeds.Row(plan.backend, plan.nnodes, collective["ranks"], row["of"], row["bytes"], row["busbw_gbps"])
         for row in rows
     ]
+    text = "".join(f"{json.dumps(line.as_dict())}\n" for line in lines)
     try:
-        with Path(path).open("a") as file:
-            file.writelines(f"{json.dumps(line.as_dict())}\n" for line in lines)
+        problem = isolated(lambda: _append(path, text), timeout_s=HISTORY_S)
+    except IsolatedError as error:
+        problem = str(error)
+    if problem:
+        get_logger().warning("the history cannot be written", path=path, error=problem)
+
+
+def _append(path: str, text: str) -> str | None:
+    """Add lines to a file, after a line that was torn, too; return why that was not possible."""
+    try:
+        with Path(path).open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            torn = file.read(1) not in (b"", b"\n")
+            file.write((f"\n{text}" if torn else text).encode())
     except OSError as error:
-        get_logger().warning("the history cannot be written", path=path, error=error.strerror)
+        return error.strerror or str(error)
+    return None

@@ -1,14 +1,15 @@
 """
 What the nodes and rank 0 write at the meeting place.
 
-    open, attempt, epoch   written by rank 0; `open` last, with the number of this protocol
+    open                   written by rank 0 when all else is, with the number of this protocol
+    attempt, job, epoch    of the job, and of this meeting of it
     claim/R                when the agent started that has node rank R; of two the younger has it
     news, news/N           what nodes say, in order: rank 0 reads all of it, and nobody else does
     beat/R                 a number that grows every second as long as node R lives
     version, board         what everybody should do now; rank 0 writes it, all read it when the version has changed
     pulse                  a number that grows as long as rank 0 lives
     verdict                written once
-    read                   how many have read the verdict
+    read/R                 is there when node R has read the verdict
 
 Every node reads three small values a few times a second, so that the cost is linear in their number.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 PULSE_S = 0.5
 PROTOCOL = "1"
+AT_ONCE = 256  # keys in one request: what thousands of nodes say would be more than is answered in time
 
 
 class NotOpenError(RetryError):
@@ -54,6 +56,23 @@ class OtherAttemptError(OtherGangError):
             f"rank 0 is of attempt {theirs!r} of the job, and this node of {ours!r}",
             hint="one of the two is about to be replaced; see TRAINER_AGENT_PREFLIGHT_ATTEMPT",
         )
+
+
+class OtherJobError(OtherGangError):
+    """The meeting place is that of another job."""
+
+    def __init__(self, theirs: str, ours: str) -> None:
+        super().__init__(
+            "other-job",
+            f"rank 0 is {theirs} of another job, and this node looks for {ours}",
+            hint="its name may still lead to an address that another job has now; jobs on one machine's network need "
+            "ports of their own",
+        )
+
+
+def is_other_job(theirs: str, ours: str) -> bool:
+    """Whether two jobs differ for sure; see `peers.job_of`."""
+    return bool(theirs and ours and theirs != ours)
 
 
 class OtherProtocolError(OtherGangError):
@@ -98,17 +117,17 @@ class Member:
         self.store = store
         self.rank = rank
         self.born = born
-        self.version = ""
+        self.version = self.version_at_first = ""
         self.pulse, self.pulse_at = "", 0.0
         self.beats, self.beat_at = 0, float("-inf")
         self.told_clock = False
 
-    def join(self, hello: dict[str, Any], *, attempt: str, now: float) -> str:
+    def join(self, hello: dict[str, Any], *, attempt: str, now: float, job: str = "") -> str:
         """
         Say hello; return the epoch of the meeting place.
 
         Raises:
-            NotOpenError, OtherAttemptError, OtherProtocolError: not yet, or not here.
+            NotOpenError, OtherAttemptError, OtherJobError, OtherProtocolError: not yet, or not here.
             SupersededError: a younger agent with this rank is there.
             StoreLostError: no answer.
         """
@@ -116,9 +135,11 @@ class Member:
             raise NotOpenError
         if (theirs := self.store.get(["open"])[0]) != PROTOCOL:
             raise OtherProtocolError(theirs)
-        if self._is_over():
+        theirs, other, epoch, self.version_at_first = self.store.get(["attempt", "job", "epoch", "version"])
+        if is_other_job(other, job):
+            raise OtherJobError(other, job)
+        if self._is_over() and not self._has_come():
             raise NotOpenError
-        theirs, epoch = self.store.get(["attempt", "epoch"])
         if theirs != attempt:
             raise OtherAttemptError(theirs, attempt)
         claim, mine, seen = f"claim/{self.rank}", repr(self.born), ""
@@ -134,6 +155,11 @@ class Member:
     def _is_over(self) -> bool:
         """Whether others have met here and gone on; a verdict that stopped them is for this node, too."""
         return self.store.has(["verdict"]) and unpacked(self.store.get(["verdict"])[0])["verdict"] in HEALTHY
+
+    def _has_come(self) -> bool:
+        """Whether this very agent had joined, and has only lost its connection: rank 0 waits for it to read."""
+        claim = f"claim/{self.rank}"
+        return self.store.has([claim]) and self.store.get([claim])[0] == repr(self.born)
 
     def say(self, kind: str, **facts: Any) -> None:
         """Tell rank 0 something."""
@@ -165,9 +191,10 @@ class Member:
             if now - self.pulse_at > LOST_S:
                 raise LeaderSilentError(now - self.pulse_at)
             return None
-        first, self.version = not self.version, version
+        self.version = version
         board: dict[str, Any] = json.loads(self.store.get(["board"])[0])
-        if not first and not self.told_clock:  # that board was written just now
+        # A board that was written since this node looked last was written just now; of the first it is not known.
+        if version != self.version_at_first and not self.told_clock and not board["verdict"]:
             self.told_clock = True
             self.say("clock", sent=board["wall"], heard=wall)
         return board
@@ -175,7 +202,7 @@ class Member:
     def verdict(self) -> dict[str, Any]:
         """Return the verdict, and say that it has been read."""
         found = unpacked(self.store.get(["verdict"])[0])
-        self.store.add("read", 1)
+        self.store.set(f"read/{self.rank}", "1")
         return found
 
     def write_verdict(self, verdict: dict[str, Any]) -> dict[str, Any]:
@@ -203,6 +230,7 @@ class Chair:
     epoch: str
     heard: int = 0
     awaited: list[int] = field(default_factory=list)
+    unread: list[int] | None = None
     pulses: int = 0
     pulse_at: float = float("-inf")
     beats_at: float = float("-inf")
@@ -210,7 +238,8 @@ class Chair:
 
     def open(self) -> None:
         """Open the meeting place."""
-        for key, value in (("attempt", self.leader.plan.attempt), ("epoch", self.epoch), ("pulse", "0")):
+        plan = self.leader.plan
+        for key, value in (("attempt", plan.attempt), ("job", plan.job), ("epoch", self.epoch), ("pulse", "0")):
             self.store.set(key, value)
         self._write(wall=0.0)
         self.store.set("open", PROTOCOL)
@@ -230,10 +259,13 @@ class Chair:
             self.leader.verdict = unpacked(there)
         self._write(wall=wall)
 
-    @property
     def everybody_knows(self) -> bool:
-        """Whether all that are here have read the verdict."""
-        return self.store.add("read", 0) >= len(self.leader.roll.here)
+        """Return whether all that have come and are not lost have read the verdict."""
+        if self.unread is None:
+            self.unread = [node.rank for node in self.leader.roll.come]
+        while self.unread and self.store.has([f"read/{rank}" for rank in self.unread[:AT_ONCE]]):
+            del self.unread[:AT_ONCE]
+        return not self.unread
 
     def _hear(self, *, now: float, wall: float) -> None:
         last = self.store.add("news", 0)
@@ -241,8 +273,9 @@ class Chair:
         self.heard = last
         there = self._there(self.awaited)
         self.awaited = sorted(set(self.awaited) - set(there))
-        for text in self.store.get([f"news/{number}" for number in there]) if there else ():
-            self.leader.hear(json.loads(text), now=now, wall=wall)
+        for first in range(0, len(there), AT_ONCE):
+            for text in self.store.get([f"news/{number}" for number in there[first : first + AT_ONCE]]):
+                self.leader.hear(json.loads(text), now=now, wall=wall)
 
     def _there(self, numbers: list[int]) -> list[int]:
         """Return the numbers under which something is written; whoever took one may have died before it wrote."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,15 @@ from trainer_agent.errors import RetryError
 from trainer_agent.gang import alone, peers, rules
 from trainer_agent.gang.door import knock
 from trainer_agent.gang.leader import Leader
-from trainer_agent.gang.member import Chair, LeaderSilentError, Member, OtherGangError, SupersededError
+from trainer_agent.gang.member import (
+    Chair,
+    LeaderSilentError,
+    Member,
+    OtherGangError,
+    SupersededError,
+    is_other_job,
+)
+from trainer_agent.gang.own_name import OwnName
 from trainer_agent.gang.ranks import Ranks
 from trainer_agent.gang.roll import HEALTHY, LOST_S
 from trainer_agent.gang.setting import address_towards, interface_of
@@ -40,6 +47,9 @@ RETURN_S = 1.0  # at least so long a node tries to come back that lost rank 0
 TELL_S = 60.0  # a node that failed waits so long for somebody to tell
 OPEN_DOOR_S = 4.0  # between two questions at a door lie some seconds
 LINGER_S = 5.0  # rank 0 stays so long for the others to read the verdict
+# Where nobody can read it any more, they ask for it at the door, when they have noticed (ANSWER_S), and have tried to
+# come back (LOST_S) and to connect (CONNECT_S), and it has answered (door.KNOCK_S).
+LOST_DOOR_S = 15.0
 # A node without rank 0 asks others for so long what they know: rank 0 notices in 6 s that a node is silent, and others
 # take up to 10 s to find out about it.
 ALONE_S = 25.0
@@ -68,6 +78,7 @@ class Node:
     # Whether rank 0 may have gone on without this node: nobody has seen its port closed while it was waited for.
     went_on: bool = True
     slow_at: float = float("-inf")  # when the meeting place last took long to answer
+    open_door_s: float = OPEN_DOOR_S
 
     def run(self) -> dict[str, Any]:
         """
@@ -90,7 +101,7 @@ class Node:
         """Keep the door open for those that have lost rank 0: they ask others what the verdict is."""
         self._tell(alone.MET, verdict=verdict)
         if verdict["lingers"]:
-            time.sleep(OPEN_DOOR_S)
+            time.sleep(self.open_door_s)
 
     # ---- rank 0
 
@@ -100,10 +111,13 @@ class Node:
         chair = Chair(TorchStore(setting.side), leader, uuid.uuid4().hex)
         try:
             self._open(time.monotonic() + setting.plan.gang_timeout_s)
+            name = OwnName(setting)  # before anybody says what time it is, as this may take seconds
             chair.open()
-            self._join("localhost")
+            self._join("localhost", name.address)
             while leader.verdict is None:
                 self._turn(self._missing(leader))
+                if len(leader.roll.come) < 2 and (charge := name.charge()):
+                    return self._said(charge)
                 chair.turn(now=time.monotonic(), wall=setting.host.now())
                 setting.tell(preflight_nodes_here=len(leader.roll.here), preflight_nodes=setting.topology.max_nodes)
             self._wait_for_readers(chair)
@@ -111,13 +125,15 @@ class Node:
             if leader.verdict is None:
                 text = f"{setting.name(0)} cannot keep the meeting place open: {error.message}"
                 return self._said(Charge("roll-call", rules.NODE_LOST.found(text), (0,)))
+            self.open_door_s = LOST_DOOR_S
+            return leader.verdict | {"lingers": True}
         return leader.verdict
 
     def _wait_for_readers(self, chair: Chair) -> None:
         """Stay until all others have the verdict."""
         self.member.verdict()
         deadline = time.monotonic() + LINGER_S
-        while not chair.everybody_knows and time.monotonic() < deadline:
+        while not chair.everybody_knows() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _open(self, deadline: float) -> None:
@@ -198,29 +214,23 @@ class Node:
             return f"{address} port {self.setting.port}: {error.strerror or error}"
         answer_s = min(OPEN_S + CONNECT_S, _left(deadline))
         self.setting.side.ask("connect", host=address, port=self.setting.port, timeout_s=OPEN_S, answer_s=answer_s)
-        self._join(address)
+        self._join(address, address_towards(address, self.setting.port))
         return ""
 
-    def _join(self, address: str) -> None:
+    def _join(self, address: str, own: str) -> None:
+        """Join at an address; `own` is that of this node, nothing where it is not known."""
         setting = self.setting
         if self.epoch:  # it comes back: what its ranks do belongs to the past
             self.ranks.stop()
         self.member = Member(TorchStore(setting.side), rank=setting.rank, born=setting.born)
-        own = self._own_address(address)
         environ = interface_of(own)
         self.ranks = Ranks(setting.side, node=setting.rank, host=address, port=setting.port, environ=environ)
         hello = setting.hello | {"now": setting.host.now(), "address": own}
-        self.epoch = self.member.join(hello, attempt=setting.plan.attempt, now=time.monotonic())
+        now, plan = time.monotonic(), setting.plan
+        self.epoch = self.member.join(hello, attempt=plan.attempt, job=plan.job, now=now)
         self.went_on = False
         self._tell(alone.MET)
         get_logger().info("joined the gang", rank=setting.rank, nodes=setting.plan.nnodes, meeting_place=address)
-
-    def _own_address(self, address: str) -> str:
-        """Return the address of this node that others reach it by."""
-        if self.setting.rank == 0:
-            with suppress(NameLookupError):
-                return self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)[0]
-        return address_towards(address, self.setting.port)
 
     def _take_part(self) -> dict[str, Any]:
         board: dict[str, Any] = {}
@@ -255,16 +265,23 @@ class Node:
             self.ranks.stop()
         elif task["kind"] != "ask":
             if self.ranks.running is None or self.ranks.running.id != task["id"]:
+                self.ranks.environ = self.ranks.environ or interface_of(self._address_towards_others())
                 self.ranks.start(task)
         elif self.setting.rank in task["members"]:
             heard = knock({int(rank): name for rank, name in task["doors"].items()}, self.setting.port + 1, tries=TRIES)
             answers = {rank: each.answer for rank, each in heard.items()}
             self.member.say("result", task=task["id"], ok=True, knocks=answers)
 
+    def _address_towards_others(self) -> str:
+        """Return the address from which packets of this node go to another; nothing where none is known."""
+        others = (address for rank, address in self.doors.items() if rank != str(self.setting.rank) and address)
+        return next((address_towards(address, self.setting.port) for address in others), "")
+
     def _tell(self, state: str, **facts: Any) -> None:
         """Say at the door how this node stands with rank 0."""
         setting = self.setting
-        setting.door.tell({"rank": setting.rank, "attempt": setting.plan.attempt, "state": state, **facts})
+        own = {"rank": setting.rank, "attempt": setting.plan.attempt, "job": setting.plan.job}
+        setting.door.tell({**own, "state": state, **facts})
 
     def _progress(self, what: str, **facts: Any) -> None:
         now = time.monotonic()
@@ -296,7 +313,7 @@ class Node:
             self.setting.side.events(PAUSE_S)
         if 0 in knocks and knocks[0].answer == "mute" and not silent:  # what it would have said may have been lost
             knocks |= self._knock([0], tries=TRIES)
-        names = {rank: self.setting.name(rank) for rank in range(self.setting.plan.nnodes)}
+        names = {rank: self.setting.name(rank) for rank in self._ranks()}
         rank, nnodes = self.setting.rank, self.setting.plan.nnodes
         charge = alone.judge(rank, nnodes, knocks, names=names, why=why, went_on=self.went_on and not silent)
         return self._said(charge) | {"lingers": True}
@@ -306,14 +323,14 @@ class Node:
         return [0, *[rank for rank in range(1, self.setting.plan.nnodes) if rank != self.setting.rank][:ASKED]]
 
     def _knock(self, ranks: Sequence[int], *, tries: int = 1) -> dict[int, Knock]:
-        """Knock at the doors of nodes, and forget what they say of another attempt."""
+        """Knock at the doors of nodes, and forget what they say of another attempt or of another job."""
         doors = {rank: self.doors.get(str(rank)) or peers.name_of(rank, self.setting.topology) for rank in ranks}
         heard = knock({rank: name for rank, name in doors.items() if name}, self.setting.port + 1, tries=tries)
-        ours = self.setting.plan.attempt
-        return {
-            rank: each if each.status.get("attempt") == ours else replace(each, status={})
-            for rank, each in heard.items()
-        }
+        return {rank: each if self._is_ours(each.status) else replace(each, status={}) for rank, each in heard.items()}
+
+    def _is_ours(self, status: Mapping[str, Any]) -> bool:
+        plan = self.setting.plan
+        return status.get("attempt") == plan.attempt and not is_other_job(str(status.get("job", "")), plan.job)
 
     def _write(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Write a verdict for the others, too, where rank 0 has written none."""
@@ -326,8 +343,12 @@ class Node:
         """Return the verdict of this node alone."""
         setting, minutes = self.setting, Minutes()
         minutes.charges.append(charge)
-        nodes = [self._row(rank) for rank in range(setting.plan.nnodes)]
-        return section(minutes, nodes, attempt=setting.plan.attempt, epoch=2, written_by=setting.rank)
+        nodes, plan = [self._row(rank) for rank in self._ranks()], setting.plan
+        return section(minutes, nodes, nnodes=plan.nnodes, attempt=plan.attempt, epoch=2, written_by=setting.rank)
+
+    def _ranks(self) -> list[int]:
+        """Return the ranks of the job and that of this node, which may have one that the job does not have."""
+        return sorted({*range(self.setting.plan.nnodes), self.setting.rank})
 
     def _row(self, rank: int) -> dict[str, Any]:
         ours = rank == self.setting.rank

@@ -23,7 +23,7 @@ class Node:
         hello: what it said when it came; see `Hello`.
         arrived: when, on rank 0's monotonic clock.
         beat, beat_at: its last sign of life, and when it was new.
-        offset_s: how far its clock is before that of rank 0.
+        offset_s, doubt_s: how far its clock is before that of rank 0, and by how much that may be wrong.
     """
 
     rank: int
@@ -33,6 +33,7 @@ class Node:
     beat_at: float = 0.0
     heard_wall: float = 0.0
     offset_s: float | None = None
+    doubt_s: float = 0.0
     lost: bool = False
     note: str = ""
 
@@ -85,6 +86,7 @@ class Roll:
         if node and node.hello and node.offset_s is None:
             there, back = node.heard_wall - node.hello["now"], said["sent"] - said["heard"]
             node.offset_s = round(-(there + back) / 2, 3)
+            node.doubt_s = max(0.0, (there - back) / 2)  # one way may have taken all of it
 
     @property
     def here(self) -> list[Node]:
@@ -95,6 +97,11 @@ class Roll:
     def come(self) -> list[Node]:
         """Those that are here, and those that came with a rank that the job does not have."""
         return [*self.here, *self.others.values()]
+
+    @property
+    def all(self) -> list[Node]:
+        """Those of the job, and those that came with a rank that it does not have."""
+        return [*self.nodes.values(), *self.others.values()]
 
     @property
     def missing(self) -> list[Node]:
@@ -109,10 +116,15 @@ class Roll:
             node.note = f"no sign of life for {now - node.beat_at:.0f} s"
         return lost
 
+    def hostname(self, rank: int) -> str:
+        """Return what a node calls itself; nothing when it has never come."""
+        node = self.nodes.get(rank) or self.others.get(rank)
+        return node.hostname if node else ""
+
     def name(self, rank: int) -> str:
         """Return what a message calls a node."""
-        node = self.nodes.get(rank) or self.others.get(rank)
-        return f"node {rank} ({node.hostname})" if node and node.hostname else f"node {rank}"
+        hostname = self.hostname(rank)
+        return f"node {rank} ({hostname})" if hostname else f"node {rank}"
 
     def names(self, ranks: Iterable[int], *, most: int = 8) -> str:
         """Return what a message calls some nodes."""

@@ -44,9 +44,18 @@ RANK_TAKEN = Rule(
 )
 OTHER_GANG = Rule(
     "other-gang",
-    when="for --gang-timeout seconds rank 0 was of another attempt of the job, or of another version of trainer-agent",
-    hint="one of the two is about to be replaced; if not, give all pods the same image and the same --attempt",
+    when="for --gang-timeout seconds rank 0 was of another attempt of the job, of another job, or of another version "
+    "of trainer-agent",
+    hint="one of the two is about to be replaced; if not, give all pods the same image and the same --attempt, and "
+    "other master ports to jobs that share a machine's network",
     action=Action.RETRY,
+)
+MASTER_ELSEWHERE = Rule(
+    "master-elsewhere",
+    when="the name of rank 0 leads to another node than rank 0, and nobody has come within 60 s or --gang-timeout",
+    hint="two nodes have rank 0, or ranks are swapped: rank 0 must be the pod that PET_MASTER_ADDR names",
+    action=Action.RETRY,
+    source="a headless service has a TTL of 30 s in Kubernetes: until then its names may lead to pods that are gone",
 )
 TORCH_SIDE_ENDED = Rule(
     "torch-side-ended",
@@ -77,6 +86,7 @@ ROLL_CALL = (
     CONTACT_LOST,
     RANK_TAKEN,
     OTHER_GANG,
+    MASTER_ELSEWHERE,
     TORCH_SIDE_ENDED,
     CLOCK_APART,
     CLOCK_SKEWED,
@@ -132,6 +142,14 @@ MISCONFIGURED = Rule(
     action=Action.STOP,
     source="NCCL's result codes",
 )
+SHM_SMALL = Rule(
+    "collective-shm-small",
+    when="NCCL ends with ncclSystemError where /dev/shm is missing, read-only, or has less than 64 MiB free for each "
+    "rank of the node",
+    hint="mount an emptyDir with medium: Memory at /dev/shm in the runtime's pod template",
+    action=Action.STOP,
+    source="heuristic: NCCL keeps 10 MB and more of it for each rank; the container default is 64 MiB in all",
+)
 STRAGGLER = Rule(
     "straggler",
     when="the best rate of a node is below a quarter of the median of all nodes, and 5 MADs away from it",
@@ -177,6 +195,7 @@ COLLECTIVE = (
     FLAKY,
     RANK_DIED,
     MISCONFIGURED,
+    SHM_SMALL,
     STRAGGLER,
     SLOWER,
     SLOW,

@@ -69,6 +69,8 @@ def interface_of(address: str) -> dict[str, str]:
     """
     import psutil
 
+    if not address:  # as some interfaces have
+        return {}
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in entries):
             return {"GLOO_SOCKET_IFNAME": name}

@@ -38,7 +38,7 @@ class _Pipe:
     def __init__(self) -> None:
         self.fd, self.theirs = os.pipe()
         os.set_blocking(self.fd, False)
-        self.rest = b""
+        self.begun: list[bytes] = []  # of a line that has not ended
         self.ended = False
 
     def read(self, deadline: float) -> list[dict[str, Any]]:
@@ -55,7 +55,11 @@ class _Pipe:
     def _take(self) -> list[dict[str, Any]]:
         chunk = os.read(self.fd, 1 << 20)
         self.ended = not chunk
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        self.begun.append(chunk)
+        if b"\n" not in chunk:
+            return []
+        *lines, rest = b"".join(self.begun).split(b"\n")
+        self.begun = [rest]
         found = []
         for line in lines:
             with suppress(ValueError):  # somebody was killed in the middle of it
@@ -116,8 +120,10 @@ class TorchSide:
         Raises:
             TorchSideError: it is not within `timeout_s` seconds, or there is none.
         """
-        if not any(event.get("ready") for event in self.events(timeout_s)):
-            raise TorchSideError(f"has not imported torch within {timeout_s:g} s")
+        deadline = time.monotonic() + timeout_s
+        while not any(event.get("ready") for event in self.events(deadline - time.monotonic())):
+            if time.monotonic() > deadline:  # else it was something that its Python says when it starts
+                raise TorchSideError(f"has not imported torch within {timeout_s:g} s")
 
     def events(self, timeout_s: float) -> list[dict[str, Any]]:
         """

@@ -80,9 +80,14 @@ def weigh(charges: Iterable[Charge]) -> tuple[Verdict, Action]:
 
 
 def section(
-    minutes: Minutes, nodes: Sequence[Mapping[str, Any]], *, attempt: str, epoch: int, written_by: int
+    minutes: Minutes, nodes: Sequence[Mapping[str, Any]], *, nnodes: int, attempt: str, epoch: int, written_by: int
 ) -> dict[str, Any]:
-    """Return the verdict as all nodes get it: the section `gang` of the report, and the charges."""
+    """
+    Return the verdict as all nodes get it: the section `gang` of the report, and the charges.
+
+    Args:
+        nodes: those of the job, and those that came with a rank that it does not have.
+    """
     verdict, action = weigh(minutes.charges)
     charges = sorted(minutes.charges, key=lambda c: list(Severity).index(c.finding.severity), reverse=True)
     errors = [charge for charge in charges if charge.finding.severity is Severity.ERROR]
@@ -92,7 +97,7 @@ def section(
         "attempt": attempt,
         "epoch": epoch,
         "written_by": written_by,
-        "nnodes": len(nodes),
+        "nnodes": nnodes,
         "verdict": str(verdict),
         "action": str(action),
         "blame": "none",
@@ -122,7 +127,8 @@ def _summary(charges: Sequence[Charge], minutes: Minutes) -> str:
 def _suspects(errors: Iterable[Charge], hostnames: Mapping[int, str]) -> list[Suspect]:
     found: dict[tuple[str, str], Suspect] = {}
     for charge in errors:
-        named = [Suspect("node", hostnames[rank], rank, charge.finding.message) for rank in charge.culprits]
+        ids = [(hostnames.get(rank, f"rank {rank}"), rank) for rank in charge.culprits]
+        named = [Suspect("node", name, rank, charge.finding.message) for name, rank in ids]
         for suspect in (*named, *charge.suspects):
             found.setdefault((suspect.kind, suspect.id), suspect)
     return list(found.values())

@@ -1,0 +1,71 @@
+"""Whether the name by which all nodes look for rank 0 leads to rank 0, as rank 0 sees it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from trainer_agent.gang import rules
+from trainer_agent.gang.verdict import Charge
+from trainer_agent.host import NameLookupError
+from trainer_agent.log import get_logger
+from trainer_agent.rendezvous import STALE_NAME_S, MasterElsewhereError
+
+if TYPE_CHECKING:
+    from trainer_agent.gang.setting import Setting
+
+LOOKUP_S = 5.0
+NAME_S = 6.0  # for more than one lookup: a packet that is lost costs glibc 5 s
+PAUSE_S = 0.5
+
+
+class OwnName:
+    """The name of rank 0 on rank 0 itself, looked up when this is made."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.patient_until = setting.host.monotonic() + min(STALE_NAME_S, setting.plan.gang_timeout_s)
+        self._look_up(min(NAME_S, setting.plan.gang_timeout_s))
+
+    @property
+    def address(self) -> str:
+        """
+        The address of this node by which others reach it; nothing where the name does not tell.
+
+        A loopback address does not: what /etc/hosts of this node says is nothing to the others.
+        """
+        return next((address for address in self.ours if not ip_address(address).is_loopback), "")
+
+    def charge(self) -> Charge | None:
+        """
+        Return what is to be said where the name has led elsewhere for too long, None before that.
+
+        Only while nobody has come: others may be told another address, and whoever comes has found the way.
+        """
+        if self.ours or not self.elsewhere or self.setting.host.monotonic() < self.patient_until:
+            return None
+        self._look_up(0.0)  # it may have been that of the pod before this one
+        if self.ours or not self.elsewhere:
+            return None
+        topology = self.setting.topology
+        error = MasterElsewhereError(topology.master_variable, topology.master_addr, addresses=self.elsewhere)
+        return Charge("roll-call", rules.MASTER_ELSEWHERE.found(error.message, addresses=self.elsewhere), (0,))
+
+    def _look_up(self, timeout_s: float) -> None:
+        """Take down where the name leads, and which of that is here."""
+        host = self.setting.host
+        claims = {address: host.claim(address, 0) for address in self._addresses(timeout_s)}
+        self.ours = [address for address, claim in claims.items() if claim == "free"]
+        self.elsewhere = [address for address, claim in claims.items() if claim == "elsewhere"]
+
+    def _addresses(self, timeout_s: float) -> list[str]:
+        """Return where the name leads; nothing where no name server answers for so long, or none knows it."""
+        deadline = self.setting.host.monotonic() + timeout_s
+        while True:
+            try:
+                return self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)
+            except NameLookupError as error:
+                if error.published is False or self.setting.host.monotonic() >= deadline:
+                    get_logger().warning("rank 0 cannot look up its own name", reason=error.message)
+                    return []
+            self.setting.host.sleep(PAUSE_S)
