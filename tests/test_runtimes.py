@@ -1,9 +1,11 @@
 """The manifests of runtimes/: fields that the APIs have, restricted containers, policies that do what we say."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import typing
 
 import kubeflow_trainer_api.models as trainer_api
@@ -203,10 +205,10 @@ def patched(document, operations):
     return document
 
 
-@pytest.mark.parametrize("name", ["mpi", "torch"])
-def test_an_image_made_of_yours_keeps_your_labels(name):
+@pytest.mark.parametrize("path", ["Dockerfile.agent", "images/mpi/Dockerfile", "images/torch/Dockerfile"])
+def test_an_image_made_of_yours_keeps_your_labels(path):
     """Title and licence of a training image are its owner's to say."""
-    dockerfile = RUNTIMES.parent / "images" / name / "Dockerfile"
+    dockerfile = RUNTIMES.parent / path
 
     assert [] == re.findall(r"^\s*LABEL.*", dockerfile.read_text(), re.MULTILINE | re.IGNORECASE)
 
@@ -247,6 +249,34 @@ def test_the_example_with_claims_says_how_many_processes():
     del job["spec"]["trainer"]["numProcPerNode"]
 
     assert [("8", 8), ("4", 4)] == [said, processes(claimed, job)]
+
+
+def checked(pod):
+    """Yield the environment of every container of a Pod that runs the preflight, alone or on the way to training."""
+    for name, container in containers({"template": pod.manifest}).items():
+        variables = {variable["name"]: variable["value"] for variable in container.get("env", [])}
+        if name == "preflight" or "preflight" in variables.get("TRAINER_AGENT_RUN_STEPS", ""):
+            yield {"PATH": os.environ["PATH"], "HOSTNAME": pod.manifest["spec"]["hostname"], **variables}
+
+
+def environment_checked(environ):
+    """Return the exit code of the real preflight in this environment, and the codes of what it finds there."""
+    command = [sys.executable, "-m", "trainer_agent", "preflight", "--checks", "environment", "--output", "json"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    (check,) = json.loads(done.stdout)["checks"]
+    return done.returncode, [finding["code"] for finding in check["findings"]]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("path", sorted((RUNTIMES / "examples").iterdir()), ids=lambda path: path.stem)
+def test_the_environment_of_every_node_passes_the_preflight(path):
+    """With as many nodes as the example has; that this machine lacks the GPUs is all that there is to say."""
+    job = documents(path)[-1]
+    asked = [each for pod in render(overlaid()[job["spec"]["runtimeRef"]["name"]], job) for each in checked(pod)]
+    found = [environment_checked(each) for each in asked]
+
+    assert [0] * job["spec"]["trainer"]["numNodes"] == [code for code, _ in found], found
+    assert set() == {code for _, codes in found for code in codes} - {"no-accelerator"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

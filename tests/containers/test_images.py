@@ -12,7 +12,7 @@ pytestmark = pytest.mark.containers
 
 OURS = ("agent", "agent:torch", "agent:cache", "agent-torch", "agent-mpi", "agent-dataset-initializer",
         "agent-model-initializer")  # fmt: skip
-FROM_YOURS = ("agent-torch", "agent-mpi")
+FROM_YOURS = ("agent:torch", "agent-torch", "agent-mpi")
 # The user that each starts as: where volumes may be root's, Kubeflow's own images are, too.
 USERS = {"agent": "1000:1000", "agent:torch": "1000:1000", "agent-mpi": "1000:1000", "agent-torch": "0",
          "agent-dataset-initializer": "0:0", "agent-model-initializer": "0:0"}  # fmt: skip

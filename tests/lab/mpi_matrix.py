@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from mpi_plays import PLAYS, Play
+from mpi_endings import ENDINGS
+from mpi_plays import BEGINNINGS, Play
 from mpi_programs import IMPLEMENTATIONS, MissingError
 from podlab import Lab
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpi_programs import Implementation
+
+
+PLAYS = BEGINNINGS | ENDINGS
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
-"""What is done to an MPI job, by plain mpirun and by the agent: one function for each, with what the agent must do."""
+"""How MPI jobs begin, by plain mpirun and by the agent: one function for each play, with what the agent must do."""
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpi_programs import HOSTFILE
 from mpilab import MpiJob, hosts_of, make_key, ranks, script
-from podlab import LAUNCHER, eventually
+from podlab import LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from mpi_programs import Implementation
     from podlab import Container, Lab
@@ -234,94 +232,6 @@ def wrong_key(play: Play) -> str:
     return play.refused(play.started(job, *script("who"), options=options), 20, 30, names="job1-node-0-")
 
 
-def dies_at_start(play: Play) -> str:
-    """A worker is killed as soon as somebody has connected to it."""
-    job = play.job()
-    play.lab.publish()
-    workers = job.workers_ready(play.worker)
-    alone = len(workers[1].processes())
-    container = play.started(job, *script("who"), options=("--rendezvous-timeout", str(WAITS_S)))
-    eventually(lambda: len(workers[1].processes()) > alone, within=RUNS_S, what="somebody has connected")
-    since = workers[1].signal(signal.SIGKILL)
-    return judge_loss(play, container, since, 20, lost="job1-node-0-1")
-
-
-def dies_at_work(play: Play) -> str:
-    """A worker is killed while its ranks train."""
-    job = play.job()
-    play.lab.publish()
-    workers = job.workers_ready(play.worker)
-    container = training(play, job)
-    since = workers[1].signal(signal.SIGKILL)
-    return judge_loss(play, container, since, 137, lost="job1-node-0-1")
-
-
-def judge_loss(play: Play, container: Container, since: float, wanted: int, *, lost: str) -> str:
-    code, seconds = play.end(container, since=since)
-    play.wants_code(code, wanted)
-    if play.how == "agent":
-        play.wants(lost in told(container), f"{lost} is not in the termination message: {told(container)}")
-    return ending(code, seconds)
-
-
-def checkpoints(job: MpiJob) -> Path:
-    """Return where checkpoints go."""
-    folder = job.files("checkpoints")
-    folder.chmod(0o777)
-    return folder
-
-
-def training(play: Play, job: MpiJob, *words: str, slots: int = 6) -> Container:
-    """Start ranks that write a checkpoint when told to stop, and wait until all of them train."""
-    container = play.started(job, *script("checkpoint", str(checkpoints(job)), *words))
-    what = "all ranks train"
-    eventually(lambda: container.stdout.count("trains") == slots or container.ended, within=RUNS_S, what=what)
-    assert not container.ended, container.story()
-    return container
-
-
-def whole(job: MpiJob) -> list[int]:
-    """Return the ranks whose checkpoints are whole."""
-    return sorted(int(path.stem) for path in checkpoints(job).glob("*.end"))
-
-
-def rank_ends(play: Play, how: str, *, code: int, mpi: bool = True) -> str:
-    """One rank ends badly while the others work, all of them after MPI_Init or none."""
-    job = ready(play)
-    library = (job.implementation.kind, job.implementation.loadable) if mpi else ()
-    ended, seconds = play.end(play.started(job, *script("end", "3", how, *library)))
-    play.wants_code(ended, code)
-    play.wants(seconds < 30, "the others are not ended")
-    return ending(ended, seconds)
-
-
-def preempted(play: Play, *words: str) -> str:
-    """SIGTERM to the launcher; every rank needs two seconds for its checkpoint."""
-    job = ready(play)
-    container = training(play, job, *words)
-    since = container.signal(signal.SIGTERM)
-    code, seconds = play.end(container, since=since)
-    saved = whole(job)
-    play.wants_code(code, 143)
-    play.wants(len(saved) == 6, f"only {saved} are whole")
-    return f"{len(saved)} of 6 checkpoints, {ending(code, seconds)}"
-
-
-def worker_deleted(play: Play) -> str:
-    """SIGTERM to one worker's container; the job cannot go on, and every rank needs two seconds for its checkpoint."""
-    job = play.job()
-    play.lab.publish()
-    workers = job.workers_ready(play.worker)
-    container = training(play, job)
-    since = workers[1].signal(signal.SIGTERM)
-    code, seconds = play.end(container, since=since)
-    saved = whole(job)
-    own = len({2, 3} & set(saved))
-    play.wants_code(code, 143)
-    play.wants(len(saved) == 6, f"only {saved} are whole")
-    return f"{own} of its 2 checkpoints, {len(saved) - own} of the others' 4, {ending(code, seconds)}"
-
-
 def more_slots_than_cores(play: Play) -> str:
     """Four ranks on each host of two cores."""
     return who(play, ready(play, slots=4), hosts=THREE)
@@ -399,7 +309,7 @@ def ordinary_user(play: Play) -> str:
     return who(play, ready(play, uid=1000, key_mode=0o640), hosts=THREE)
 
 
-PLAYS: dict[str, Callable[[Play], str]] = {
+BEGINNINGS: dict[str, Callable[[Play], str]] = {
     "three workers": three_workers,
     "the SDK's command": sdk,
     "all-reduce": all_reduce,
@@ -412,13 +322,6 @@ PLAYS: dict[str, Callable[[Play], str]] = {
     "key 0640 as root": key_of_trainer,
     "host keys of the image": host_keys_of_the_image,
     "wrong key": wrong_key,
-    "worker dies at start": dies_at_start,
-    "worker dies at work": dies_at_work,
-    "rank exits with 42": lambda play: rank_ends(play, "42", code=42),
-    "rank without MPI exits with 42": lambda play: rank_ends(play, "42", code=42, mpi=False),
-    "rank killed": lambda play: rank_ends(play, "SIGKILL", code=137),
-    "SIGTERM, checkpoint of 2 s": preempted,
-    "worker deleted": worker_deleted,
     "more slots than cores": more_slots_than_cores,
     "uneven slots": uneven_slots,
     "environment": environment,

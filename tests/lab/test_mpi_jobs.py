@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mpi_matrix import perform
-from mpi_plays import PLAYS
+from mpi_matrix import PLAYS, perform
 from mpi_programs import IMPLEMENTATIONS
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]

@@ -14,9 +14,10 @@ from pathlib import Path
 from podlab import eventually
 
 from trainer_agent.mpi.census import Expected
+from trainer_agent.mpi.plan import rank_program
 from trainer_agent.mpi.world import World
 
-SHIM = (Path(__file__).parents[2] / "trainer_agent/mpi/rank_shim.py").read_text()
+SHIM = rank_program()
 HOST = socket.gethostname()
 WITHIN_S = 10.0
 
@@ -45,12 +46,12 @@ class Play:
         self.processes = [self.mpirun]
         self.links = []
 
-    def rank(self, rank, size, *argv, address="127.0.0.1", cwd=None, **environ):
-        """Start a rank in a group of its own, as every mpirun does."""
+    def rank(self, rank, size, *argv, address="127.0.0.1", cwd=None, below=(), **environ):
+        """Start a rank in a group of its own, as every mpirun does; `below` starts it as a child of that command."""
         own = {"TRAINER_AGENT_RANKS": self.world.variable(address)}
         place = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         environ = {"PATH": os.environ["PATH"], **own, **place, **environ}
-        process = start_shim(*argv, cwd=cwd, **environ)
+        process = start_shim(*argv, cwd=cwd, below=below, **environ)
         self.processes.append(process)
         return process
 
@@ -83,16 +84,21 @@ class Play:
                 stream.close()
 
 
-def start_shim(*argv, cwd=None, **environ):
+def start_shim(*argv, cwd=None, below=(), **environ):
     """Start the shim alone."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    command = [sys.executable, "-IS", "-c", SHIM, *argv]
+    command = [*below, sys.executable, "-IS", "-c", SHIM, *argv]
     return subprocess.Popen(command, cwd=cwd, env=environ, start_new_session=True, text=True, **pipes)
 
 
 def here(world, ranks):
     """Wait until so many ranks have come."""
     eventually(lambda: len(world.census.come) >= ranks, within=WITHIN_S, what=f"{ranks} ranks are here")
+
+
+def elsewhere(process, signum):
+    """Send a signal as somebody who is not the process's parent, which to a rank is mpirun's daemon."""
+    subprocess.run(["kill", f"-{signum:d}", str(process.pid)], check=True)
 
 
 def finished(process, said=None):

@@ -39,6 +39,13 @@ def come(world, *names):
         world.census.add(Arrival(rank, 2, name, ""))
 
 
+def heard(world, *codes):
+    """Let all have begun, one rank on each host, and have ended with these codes; None for one that still runs."""
+    come(world, "n-0", "n-1")
+    world.began = True
+    world.ranks = {rank: Member(None, "", ended=code) for rank, code in enumerate(codes)}
+
+
 def meaning(world, code=0, *, signum=0, killed=False, said=b"", **settings):
     autopsy = Autopsy(elastic_agent=False)
     autopsy.feed(said)
@@ -49,7 +56,7 @@ def meaning(world, code=0, *, signum=0, killed=False, said=b"", **settings):
 @pytest.mark.parametrize("began", [True, None])
 def test_success(world, began):
     """With a world or without one."""
-    world.began = True
+    heard(world, 0, 0)
     assert {"exit_code": 0, "reason": "finished"} == meaning(world if began else None)
 
 
@@ -108,6 +115,14 @@ def test_mpirun_itself_fails(world, ranks, after):
     world.ranks = {number: Member(None, "", ended=code) for number, code in enumerate(ranks)}
     expected = {"exit_code": 213, "reason": f"mpirun ended with code 213{after}", "error": "PMIx failed"}
     assert expected == meaning(world, 213, said=b"PMIx failed\n")
+
+
+def test_an_mpirun_that_ends_with_0_although_its_ranks_did_not(world):
+    """Open MPI 5's does when a daemon was killed; that is no success."""
+    heard(world, 0, None)
+    reason = "mpirun ended with code 0 although these ranks did not: 1 on n-1.job"
+    expected = {"exit_code": 1, "reason": reason, "error": "lost communication with a remote daemon"}
+    assert expected == meaning(world, said=b"lost communication with a remote daemon\n")
 
 
 @pytest.mark.parametrize("code", [0, 1, 213])

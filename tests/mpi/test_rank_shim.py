@@ -2,17 +2,21 @@
 
 import os
 import resource
+import shlex
 import signal
 import socket
+import time
 
 import pytest
 from mpi_ranks import (
     GRACEFUL,
     HOST,
     SIGNALS,
+    STUBBORN,
     WITHIN_S,
     alive,
     dies,
+    elsewhere,
     finished,
     lost,
     start_shim,
@@ -142,11 +146,93 @@ def test_who_is_told_to_end_elsewhere(play, signum, warned):
     with capture_logs() as logs:
         rank = job.rank(0, 1, "bash", "-c", "trap 'exit 0' TERM; trap : USR1 CONT; echo ready; sleep 0.1; sleep 0.1")
         assert "ready\n" == rank.stdout.readline()
-        rank.send_signal(signum)
+        elsewhere(rank, signum)
         assert 0 == finished(rank)[0]
         job.world.close()
     told = [(line["host"], line["signal"]) for line in logs if line["log_level"] == "warning"]
     assert ([(HOST, signum.name)] * warned, HOST * warned) == (told, job.world.deleted)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_what_mpirun_itself_ends(play, code):
+    """Its daemon, the parent of a rank, tells the rank to end: no pod is deleted, and no host has lost the rank."""
+    job = play(2)
+    ranks = job.ranks(2, "sh", "-c", f"trap 'exit {code}' TERM; echo ready; while :; do sleep 0.05; done")
+    assert ["ready\n"] * 2 == [rank.stdout.readline() for rank in ranks]
+    with capture_logs() as logs:
+        ranks[0].terminate()
+        assert [code, code] == [finished(rank)[0] for rank in ranks]  # the other one, too, if its daemon is gone
+        job.world.close()
+    assert ("", None, []) == (job.world.deleted, job.world.loss, logs)
+
+
+def test_the_rank_for_which_mpirun_ends_the_others(play):
+    """It counts, though the others may be heard first: its words have another way than mpirun's."""
+    job = play(2)
+    failing, other = job.hello(0, 2), job.rank(1, 2, *GRACEFUL)
+    assert "ready\n" == other.stdout.readline()
+    other.terminate()
+    assert (7, "saved\n", "") == finished(other)
+    eventually(lambda: job.world.ranks[1].ended == 7, within=WITHIN_S, what="it has ended")
+    failing.sendall(b'{"ended": 42}\n')
+    assert Loss(0, HOST, 42) == lost(job)
+
+
+def test_a_rank_whose_daemon_is_killed_is_told_to_end(play):
+    """Nobody could end it any more, and hydra's mpirun would wait for it for ever; it is no pod that is deleted."""
+    job = play(1)
+    rank = job.rank(0, 1, *GRACEFUL, below=("sh", "-c", '"$@"; exit', "orted"))
+    assert "ready\n" == rank.stdout.readline()
+    rank.kill()
+    assert "saved\n" == rank.stdout.read()
+    eventually(lambda: job.world.ranks[0].ended == 7, within=WITHIN_S, what="it has ended")
+    assert ("", None) == (job.world.deleted, job.world.loss)
+
+
+def test_what_mpirun_leaves_behind_is_told_to_end(play):
+    """As when a daemon was killed: its ranks live, and mpirun has ended without them."""
+    job = play(1)
+    rank = job.rank(0, 1, *GRACEFUL)
+    assert "ready\n" == rank.stdout.readline()
+    job.world.close()
+    assert (7, "saved\n", "") == finished(rank)
+
+
+def in_bash(program):
+    """Return a rank that is a script of bash, which hands no signal on, and this a command in it."""
+    return ("bash", "-c", f"{shlex.join(program)}; echo after")
+
+
+@pytest.mark.parametrize("by_launcher", [True, False])
+def test_a_script_of_a_shell_has_time_for_its_checkpoint(play, by_launcher):
+    """The shell ends at once, and its group only when what it waited for has saved; mpirun sees the shell's end."""
+    job = play(1)
+    save = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    rank = job.rank(0, 1, *in_bash(("sh", "-c", save)))
+    assert "ready\n" == rank.stdout.readline()
+    job.world.stop(signal.SIGTERM) if by_launcher else elsewhere(rank, signal.SIGTERM)
+    assert (-signal.SIGTERM, "saved\n", "") == finished(rank)
+
+
+def test_another_signal_reaches_what_a_shell_waits_for(play):
+    """USR1 in place of SIGTERM would end the shell alone."""
+    job = play(1, first=signal.SIGUSR1)
+    save = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    rank = job.rank(0, 1, *in_bash(("sh", "-c", save)))
+    assert "ready\n" == rank.stdout.readline()
+    job.world.stop(signal.SIGTERM)
+    assert (-signal.SIGUSR1, "saved\n", "") == finished(rank)
+
+
+def test_what_a_shell_leaves_ends_with_the_grace(play):
+    """What does not end, although the shell has, is killed as a rank is."""
+    job = play(1, grace_s=2.3)
+    rank = job.rank(0, 1, *in_bash(STUBBORN))
+    assert "ready\n" == rank.stdout.readline()
+    began = time.monotonic()
+    job.world.stop(signal.SIGTERM)
+    assert -signal.SIGTERM == finished(rank)[0]
+    assert 0.3 <= time.monotonic() - began < 2.3
 
 
 @pytest.mark.parametrize("prefix", ["PMI", "PMIX"])

@@ -1,11 +1,12 @@
 """Which jobs are MPI's."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from trainer_agent.mpi.settings import INJECTED
-from trainer_agent.mpi.suits import is_mpi, is_mpirun, starts_mpirun_itself
+from trainer_agent.mpi.suits import NAMED, READ_BYTES, is_mpi, is_mpirun, is_mpirun_of_env, starts_mpirun_itself
 
 OPENMPI = {"OMPI_MCA_orte_default_hostfile": INJECTED}
 MPICH = {"HYDRA_HOST_FILE": INJECTED}
@@ -35,6 +36,22 @@ def test_is_mpi(environ, line, expected):
 
 
 @pytest.mark.parametrize(
+    "environ, line, expected",
+    [
+        ({}, "train.py", True),
+        ({}, "mpirun train", True),
+        ({}, "horovodrun train.py", False),
+        ({"K_MPI_JOB_ROLE": "worker"}, "train.py", False),
+    ],
+)
+@pytest.mark.parametrize("by_option", [True, False])
+def test_a_hostfile_of_the_user(environ, line, expected, by_option):
+    """By option or variable: who names one wants the command on all its hosts."""
+    option, variable = ("h", {}) if by_option else (None, {NAMED: "h"})
+    assert expected == is_mpi(line.split(), environ | variable, hostfile=option)
+
+
+@pytest.mark.parametrize(
     "words, expected",
     [
         (("bash", "-c", "cat >f <<E\nE\nmpirun -np 2 python f"), True),
@@ -42,12 +59,67 @@ def test_is_mpi(environ, line, expected):
         (("bash", "-c", "python train.py --launcher=mpirun"), False),
         (("bash", "-c", "python train.py"), False),
         (("python", "-c", "mpirun x"), False),
+        (("bash", "-euxo", "pipefail", "-c", "cd /app && OMP_NUM_THREADS=2 timeout 2h mpirun app"), True),
+        (("bash", "-c", "if ! command -v mpirun; then echo 'start with mpirun -np 2'; fi; python train.py"), False),
+        (("bash", "-c", "pip install deepspeed && python train.py --deepspeed ds.json"), False),
+        (("bash", "-c", "deepspeed train.py"), True),
+        (("env", "X=1", "mpirun", "app"), True),
+        (("env", "-i", "X=1", "bash", "-c", "mpirun app"), True),
+        (("env", "X=1", "python", "train.py"), False),
+        (("env",), False),
+        (("timeout", "2h", "mpirun", "app"), True),
+        (("/usr/bin/horovodrun", "-np", "4", "python", "train.py"), True),
+        (("deepspeed", "train.py"), True),
+        (("bash",), False),
+        (("bash", "/no/such/file"), False),
     ],
 )
 def test_a_shell_that_starts_mpirun_itself(words, expected):
     """One on every rank would be too many."""
     assert expected == starts_mpirun_itself(words)
     assert expected != is_mpi(words, OPENMPI)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("set -e\necho preparing\nmpirun -np 2 app", True),
+        ("NP=2\nexec ${MPI_HOME}/bin/mpirun \\\n  -np $NP app", True),
+        ("for n in 1 2; do\n  horovodrun -np 2 app\ndone", True),
+        ("bash -c 'mpirun app'", True),
+        ("# mpirun starts this: mpirun run.sh\npython train.py", False),
+        ("a" * (READ_BYTES + 1) + "\nmpirun app", False),
+    ],
+)
+def test_a_script_that_starts_mpirun_itself(tmp_path, monkeypatch, text, expected):
+    """The file that a shell is given is read; so is one that is started by its own name."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(f"#!/usr/bin/env bash\n{text}")
+    Path("run.sh").chmod(0o755)
+    lines = [("bash", "run.sh"), ("bash", "-ex", "-o", "pipefail", "run.sh", "mpirun"), ("./run.sh", "x")]
+    assert [expected] * 3 == [starts_mpirun_itself(line) for line in lines]
+
+
+def test_a_script_that_can_be_read_only_once(tmp_path):
+    """It is left to the shell."""
+    os.mkfifo(tmp_path / "pipe")
+    assert not starts_mpirun_itself(("bash", str(tmp_path / "pipe")))
+
+
+def test_a_program_that_is_no_script_of_a_shell(tmp_path):
+    """Whatever stands in it."""
+    program = tmp_path / "run"
+    program.write_text("#!/usr/bin/python3\nmpirun = 1\n")
+    program.chmod(0o755)
+    assert not starts_mpirun_itself((str(program),))
+
+
+@pytest.mark.parametrize(
+    "line, expected", [("env X=1 mpirun app", True), ("env X=1 app", False), ("env", False), ("mpirun app", False)]
+)
+def test_is_mpirun_of_env(line, expected):
+    """It finds mpirun on PATH, where ours may come first."""
+    assert expected == is_mpirun_of_env(line.split())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from mpi_ranks import (
     HOST,
     STUBBORN,
     WITHIN_S,
+    elsewhere,
     finished,
     here,
     hung_up,
@@ -88,7 +89,7 @@ def test_a_rank_that_is_told_elsewhere_to_end_ends_all(play):
     job = play(2)
     ranks = job.ranks(2, *GRACEFUL)
     assert ["ready\n"] * 2 == [rank.stdout.readline() for rank in ranks]
-    ranks[1].send_signal(signal.SIGTERM)
+    elsewhere(ranks[1], signal.SIGTERM)
     assert [(7, "saved\n", "")] * 2 == [finished(rank) for rank in ranks]
     assert HOST == job.world.deleted
 
@@ -266,13 +267,13 @@ def test_processes_without_a_rank(play):
 
 
 def test_an_mpirun_that_ends_while_ranks_wait(play):
-    """They end when the launcher hears no more."""
+    """They are told to end, too, when the launcher hears no more."""
     job = play(2)
     rank = job.rank(0, 2, "echo", "ran")
     here(job.world, 1)
     job.mpirun.kill()
     job.world.close()
-    assert (1, "", "") == finished(rank)
+    assert (143, "", "") == finished(rank)
 
 
 def test_what_was_said_before_mpirun_ended_counts(play):

@@ -48,6 +48,10 @@ def outcome(
         return {"exit_code": int(ExitCode.FATAL), "code": found.code, "reason": found.message, "hint": found.hint}
     if world and not world.began:
         return _never_began(plan, ended, autopsy, world, remote=remote or {}, ssh_args=ssh_args)
+    if ended.code == 0 and world and not world.ended_well:  # as Open MPI 5's, when a daemon was killed
+        ranks = listed([f"{rank} on {host}" for rank, host in world.unheard])
+        reason = f"mpirun ended with code 0 although these ranks did not: {ranks}"
+        return {"exit_code": 1, "reason": reason, "error": autopsy.failure(1).error}
     if ended.code == 0 or (world and world.hung):
         return {"exit_code": 0, "reason": "finished"}
     failure = autopsy.failure(ended.code)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_agent import shells
 from trainer_agent.wrappers import MARK
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from trainer_agent.mpi.words import Asked
 
 SHIM = Path(__file__).with_name("rank_shim.py")
+# What rank_shim.py imports of ours, and what of that file's text comes before its own lines.
+IMPORT = re.compile(rf"^from {shells.__name__} import .*\n", re.MULTILINE)
+HEADER = re.compile(r"\A[\s\S]*?^if TYPE_CHECKING:\n(?: .*\n)+\n", re.MULTILINE)
 RANKS = "TRAINER_AGENT_RANKS"  # where the ranks find the launcher; rank_shim.py reads it
 # What every rank gets from the launcher: settings of libraries, and where to find them.
 EXPORTED = ("NCCL_", "UCX_", "HF_", "TORCH_", "PYTHON", "OMP_", "CUDA_", "MASTER_", "TRAINER_AGENT_RANKS")
@@ -40,7 +45,7 @@ class Plan:
         exports: variables that the user wants on all ranks.
         verified: whether ranks report before the user's program starts.
         root: whether this is root, which Open MPI has to be told.
-        shim_text: the text of `SHIM` in a command that is to be run, empty in one that is to be shown.
+        shim_text: that of `rank_program` in a command that is to be run, empty in one that is to be shown.
     """
 
     implementation: Implementation
@@ -76,6 +81,12 @@ class Place:
     hostfile: str
     ssh_args: tuple[str, ...]
     interface: str = ""
+
+
+def rank_program() -> str:
+    """Return the text that starts a rank: `SHIM`, with the functions that it imports of ours in their place."""
+    functions = HEADER.sub("", Path(shells.__file__).read_text(), count=1)
+    return IMPORT.sub(lambda _: functions, SHIM.read_text(), count=1)
 
 
 def exported(plan: Plan) -> list[str]:

@@ -3,9 +3,11 @@ What mpirun starts for every rank: it tells the launcher that it is here, and ru
 
     python -IS -c <this text> PROGRAM ARGUMENT...
 
-Sent as text, so that a worker needs Python alone, 3.8 or newer. The user's program is a child in a process group of its
-own, so that a signal to the group of the rank comes to it once, through us. When mpirun kills us, a guard kills that
-group, as mpirun cannot know of it.
+Sent as text, with what it imports of ours in its place (`plan.rank_program`), so that a worker needs Python alone, 3.8
+or newer. The user's program is a child in a process group of its own, so that a signal to the group of the rank comes
+to it once, through us. When mpirun kills us, a guard kills that group, as mpirun cannot know of it.
+
+Signals are blocked and taken one by one, as only that says who sent them: our parent is mpirun's daemon.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ import sys
 import threading
 from contextlib import suppress
 
+from trainer_agent.shells import below_shell, living
+
 VARIABLE = "TRAINER_AGENT_RANKS"  # address, port and secret of the launcher
 CONNECT_S = 60.0
 # A launcher whose node is gone is noticed after 60 s: idle seconds, seconds between probes, probes.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4))
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TAKEN = (*PASSED_ON, signal.SIGCHLD)
+POLL_S = 0.05  # nobody tells us when a process of another parent ends
+NO_DEADLINE_S = 3600.0
 STOPPED = 128 + signal.SIGTERM
 NOT_STARTED = 127  # as shells say it
 PR_SET_PDEATHSIG = 1
@@ -41,10 +48,14 @@ class Rank:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
+        self.parent = os.getppid()
         self.child = self.guard = self.lifeline = 0
-        self.told = b""
+        self.heard = b""
         self.stopping = self.terminated = False
+        self.told: set[int] = set()  # what a shell waits for, which hears of its signals, too
+        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
         self.leave = threading.Event()
+        self.shooting = threading.Lock()
 
     def say(self, **facts: object) -> None:
         """Tell the launcher something, as long as there is one."""
@@ -53,23 +64,23 @@ class Rank:
 
     def order(self) -> list[str]:
         """Return the launcher's next order in words, none when it is gone."""
-        while b"\n" not in self.told:
+        while b"\n" not in self.heard:
             more = b""
             with suppress(OSError):
                 more = self.link.recv(4096)
             if not more:
                 return []
-            self.told += more
-        line, _, self.told = self.told.partition(b"\n")
+            self.heard += more
+        line, _, self.heard = self.heard.partition(b"\n")
         return line.decode().split()
 
     def start(self, argv: list[str]) -> None:
         """Start the user's program."""
         libc = ctypes.CDLL(None)
         lifeline, self.lifeline = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
-        for signum in PASSED_ON:
-            signal.signal(signum, self.pass_on)
+        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take away how the program has ended
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))  # without its daemon nobody could end the rank
         self.child = os.fork()
         if not self.child:
             become(libc, argv)
@@ -77,15 +88,18 @@ class Rank:
         if not self.guard:
             stand_guard(self.child, lifeline, self.link)
         os.close(lifeline)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 
     def wait(self) -> int:
         """Return how the program has ended, -n for signal n, when nothing of its group is left; it stays a zombie."""
-        found = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
+        found = None
+        while not found or living(self.awaited):
+            info = signal.sigtimedwait(TAKEN, POLL_S if found else NO_DEADLINE_S)
+            if info and info.si_signo != signal.SIGCHLD:
+                self.pass_on(info.si_signo, by_mpi=info.si_pid == self.parent)
+            found = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         os.killpg(self.child, signal.SIGKILL)
         os.write(self.lifeline, b"done")
         os.waitpid(self.guard, 0)
-        assert found  # noqa: S101  # None is for those who do not wait
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def end(self, code: int) -> None:
@@ -96,21 +110,32 @@ class Rank:
             if code != -signal.SIGKILL:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         os._exit(abs(code) + 128 * (code < 0))
 
-    def pass_on(self, signum: int, _frame: object = None) -> None:
+    def pass_on(self, signum: int, *, by_mpi: bool) -> None:
         """Hand on a signal that did not come from the launcher, and let it know."""
         self.stopping |= signum in ENDING
-        self.say(signalled=int(signum))
-        self.shoot(signum)
+        self.say(signalled=signum, by_mpi=by_mpi)
+        self.shoot(signum, ending=signum in ENDING)
 
-    def shoot(self, signum: int) -> None:
-        """Send the program a signal; SIGTERM once, though launcher and worker may both be told to end."""
-        if signum == signal.SIGTERM and self.terminated:
-            return
-        self.terminated |= signum == signal.SIGTERM
-        with suppress(ProcessLookupError):
-            os.kill(self.child, signum)
+    def shoot(self, signum: int, *, ending: bool) -> None:
+        """
+        Send the program a signal; SIGTERM once, though launcher and worker may both be told to end.
+
+        A shell without a trap hands nothing on: what it waits for gets a signal to end, too, and may outlive it.
+        """
+        with self.shooting:
+            if signum == signal.SIGTERM and self.terminated:
+                return
+            self.terminated |= signum == signal.SIGTERM
+            if ending:
+                told, spared = below_shell(self.child, signum)
+                self.told, self.awaited = self.told | {*told}, self.awaited | {*told, *spared}
+            targets = self.awaited if signum == signal.SIGKILL else self.told
+            for pid in (self.child, *living(targets)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signum)
 
     def obey(self) -> None:
         """Do what the launcher says until it says nothing more."""
@@ -118,8 +143,9 @@ class Rank:
             if order == ["leave"]:
                 self.leave.set()
             else:
-                self.stopping |= order[0] == "stop"
-                self.shoot(int(order[1]))
+                signum, stop = int(order[1]), order[0] == "stop"
+                self.stopping |= stop
+                self.shoot(signum, ending=stop or signum in ENDING)
         self.leave.set()
 
 
@@ -129,7 +155,7 @@ def become(libc: ctypes.CDLL, argv: list[str]) -> None:
     os.setpgid(0, 0)
     for signum in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
     try:
         os.execvp(argv[0], argv)  # noqa: S606  # becoming the user's program is the job
     except OSError as error:

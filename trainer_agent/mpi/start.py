@@ -8,12 +8,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trainer_agent.env import redact_all, secrets_in
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.supervise import supervise
 from trainer_agent.log import get_logger
 from trainer_agent.mpi.census import expected
 from trainer_agent.mpi.outcome import outcome
-from trainer_agent.mpi.plan import RANKS, SHIM, Place
+from trainer_agent.mpi.plan import RANKS, Place, rank_program
 from trainer_agent.mpi.prepare import module
 from trainer_agent.mpi.words import PLACEMENT
 from trainer_agent.mpi.workers import reach
@@ -63,7 +64,8 @@ def start_mpi(plan: Plan, waits: Waits, access: Access, host: Host) -> tuple[dic
 
 def shown(plan: Plan, place: Place) -> str:
     """Return the command for a log, with the path of what ranks are sent as text."""
-    return shlex.join(module(plan).argv(replace(plan, shim_text=""), place))
+    words = module(plan).argv(replace(plan, shim_text=""), place)
+    return shlex.join(redact_all(words, secrets_in(plan.environ)))  # quotes would break a secret up
 
 
 def _unverified(plan: Plan, workers: Workers, waits: Waits) -> tuple[dict[str, Any], Ended]:
@@ -74,7 +76,7 @@ def _unverified(plan: Plan, workers: Workers, waits: Waits) -> tuple[dict[str, A
 
 
 def _verified(plan: Plan, workers: Workers, waits: Waits) -> tuple[dict[str, Any], Ended]:
-    plan, how = replace(plan, shim_text=SHIM.read_text()), module(plan)
+    plan, how = replace(plan, shim_text=rank_program()), module(plan)
     autopsy = Autopsy(elastic_agent=False)
     placed = plan.asked.has(*PLACEMENT)
     wanted = expected(plan.hosts, workers.addresses, count=plan.asked.count, placed=placed)

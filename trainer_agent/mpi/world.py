@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +52,14 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Member:
-    """One connection; `rank` is None until it has said who it is."""
+    """One connection; `rank` is None until it has said who it is; `told` says that mpirun or we told it to end."""
 
     link: socket.socket
     address: str
     heard: bytes = b""
     rank: int | None = None
     ended: int | None = None
-    signalled: list[int] = field(default_factory=list)
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,14 @@ class World:
         return self.began
 
     def close(self) -> None:
-        """Hear no more; what was said until now stays."""
+        """Hear no more; what was said until now stays. Ranks that mpirun has left behind are told to end."""
         self.closing = time.monotonic() + CLOSE_S
         self.running = False
         if self.thread.is_alive():
             with suppress(OSError):
                 self.ask.send(b"\0")
             self.thread.join()
+        self._tell_all(signal.SIGTERM)
         for sock in (self.listener, self.asked, self.ask, *(member.link for member in self.members.values())):
             sock.close()
         self.selector.close()
@@ -152,9 +153,14 @@ class World:
         """Whether every rank was heard to end with 0."""
         return self.began and all(member.ended == 0 for member in self.ranks.values())
 
+    @property
+    def unheard(self) -> list[tuple[int, str]]:
+        """The ranks that have not ended with 0, as far as we have heard, and their hosts."""
+        return [(rank, self.census.host(rank)) for rank, member in sorted(self.ranks.items()) if member.ended != 0]
+
     def _serve(self) -> None:
         while self.running or (time.monotonic() < self.closing and self._pending()):
-            for key, _ in self.selector.select(LOOK_S if self.running else 0):
+            for key, _ in self.selector.select(LOOK_S):
                 if key.fileobj is self.listener:
                     self._accept()
                 elif key.fileobj is self.asked:
@@ -165,7 +171,9 @@ class World:
                 self._look_at_the_clock()
 
     def _pending(self) -> bool:
-        """Whether something was said that we have not read, now that mpirun has ended."""
+        """Whether a rank may still say how it ended, or somebody has said what we have not read; mpirun has ended."""
+        if self.began and any(member.rank is not None and member.ended is None for member in self.members.values()):
+            return True
         return bool([key for key, _ in self.selector.select(0) if key.fileobj is not self.asked])
 
     def _accept(self) -> None:
@@ -209,6 +217,7 @@ class World:
     def _tell_all(self, signum: int, *, order: str = "signal") -> None:
         for member in self.members.values():
             if member.rank is not None and member.ended is None:
+                member.told = True
                 _tell(member, f"{order} {signum}")
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -239,7 +248,7 @@ class World:
             if "killed" in said:
                 self._killed(member)
             if "signalled" in said:
-                self._signalled(member, int(said["signalled"]))
+                self._signalled(member, int(said["signalled"]), by_mpi=bool(said["by_mpi"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return False
         return True
@@ -272,7 +281,7 @@ class World:
 
     def _ended(self, member: Member, code: int) -> None:
         member.ended = code
-        if code and self.loss is None:
+        if code and self.loss is None and not member.told:
             self._lose(member, code)
         if self.ended_well:
             self._later(self.teardown_s, self._end_hung)
@@ -283,10 +292,18 @@ class World:
         get_logger().warning("mpirun does not end although all ranks have", seconds=self.teardown_s)
         self._end_mpirun()
 
-    def _signalled(self, member: Member, signum: int) -> None:
-        """A rank was told to end by others than us: its pod is being deleted, and the job ends with it."""
-        member.signalled.append(signum)
-        if signum in ENDING and not self.stopping and self.loss is None:
+    def _signalled(self, member: Member, signum: int, *, by_mpi: bool) -> None:
+        """
+        A rank was told to end by others than us.
+
+        By mpirun, which ends a job that has failed, as one whose daemon was killed, and says why; or because its pod is
+        being deleted, and the job ends with it.
+        """
+        if signum in ENDING and by_mpi and not self.stopping:
+            member.told = True
+            self._end_the_others()
+            _tell(member, "leave")
+        elif signum in ENDING and not self.stopping and self.loss is None:
             self.deleted = self.census.host(member.rank or 0)
             name = signal_name(signum)
             get_logger().warning("ranks are told to end on their host", host=self.deleted, signal=name)
@@ -302,7 +319,7 @@ class World:
             return
         if not self.began:
             self.census.gone.add(member.rank)
-        elif self.loss is None:
+        elif self.loss is None and not member.told:
             self._lose(member, None)
         self._dismiss_if_all_ended()
 
