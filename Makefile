@@ -52,12 +52,16 @@ docs: $(READY)
 
 images: VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_agent/__init__.py)
 images: REVISION := $(shell git rev-parse HEAD)
-images: AGENT := $(BUILD) -f Dockerfile.agent --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) \
-	--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION)
+images: AGENT := $(BUILD) -f Dockerfile.agent --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE)
+# not in the Dockerfile, where they would take the place of a training image's own
+images: ABOUT := org.opencontainers.image
+images: LABELS := --label $(ABOUT).title=trainer-agent \
+	--label "$(ABOUT).description=Preflight, data and launch for the pods of Kubeflow TrainJobs" \
+	--label $(ABOUT).licenses=Apache-2.0 --label $(ABOUT).version=$(VERSION) --label $(ABOUT).revision=$(REVISION)
 images:
-	$(AGENT) -t $(IMAGE) .
+	$(AGENT) -t $(IMAGE) $(LABELS) .
 	$(AGENT) -t $(IMAGE):torch --build-arg BASE_IMAGE=$(TRAINING_IMAGE) .
-	$(AGENT) -t $(IMAGE):cache --build-arg EXTRAS=xet,cache .
+	$(AGENT) -t $(IMAGE):cache --build-arg EXTRAS=xet,cache $(LABELS) .
 	$(BUILD) -t $(IMAGE)-dataset-initializer --build-arg AGENT_IMAGE=$(IMAGE):cache images/dataset-initializer
 	$(BUILD) -t $(IMAGE)-model-initializer --build-arg AGENT_IMAGE=$(IMAGE) images/model-initializer
 	$(BUILD) -t $(IMAGE)-torch --build-arg AGENT_IMAGE=$(IMAGE) --build-arg BASE_IMAGE=$(TRAINING_IMAGE) images/torch

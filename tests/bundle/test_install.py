@@ -9,13 +9,16 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from podlab import children, without
 
 from trainer_agent.bundle.install import INCOMING, LOCK, install
 from trainer_agent.errors import FatalError, RetryError
+from trainer_agent.isolation import contained
 
 pytestmark = pytest.mark.lab
 
@@ -171,7 +174,7 @@ def test_two_at_once_end_with_one_copy(small, start_install, tmp_path):
     with (to / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         both = [start_install(small("lib-1-a"), to) for _ in range(2)]
-        wait_until(lambda: all(has_open(process, to / LOCK) for process in both))
+        wait_until(lambda: all(has_open(process.pid, to / LOCK) for process in both))
         before = names(to)
     copied = sorted(process.communicate(timeout=20)[0] for process in both)
 
@@ -180,12 +183,84 @@ def test_two_at_once_end_with_one_copy(small, start_install, tmp_path):
     assert [LOCK, "bash_env", "bin", "lib-1-a", "wrappers"] == names(to)
 
 
-def has_open(process, path):
+def has_open(pid, path):
     """Return whether a process has opened a file."""
     try:
-        return any(fd.resolve() == path for fd in Path(f"/proc/{process.pid}/fd").iterdir())
+        return any(fd.resolve() == path for fd in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False
+
+
+FS_GROUP = 2000
+
+
+@pytest.fixture
+def volume(tmp_path):
+    """Return a directory as the kubelet makes a volume for an fsGroup."""
+    if os.geteuid() != 0:
+        without("only root can be other users")
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:  # all of pytest's own
+            folder.chmod(0o755)
+    to = tmp_path / "to"
+    to.mkdir()
+    os.chown(to, 0, FS_GROUP)
+    to.chmod(0o2775)
+    return to
+
+
+def copied_by(user, contents, to):
+    """Return whether the installation of another user, of the fsGroup, has copied anything; or how it was refused."""
+
+    def other():
+        os.setgroups([FS_GROUP])
+        os.setgid(user)
+        os.setuid(user)
+        return install(contents, to).copied
+
+    return contained(other, grace_s=5)
+
+
+def test_another_user_of_the_volume_finds_the_same_version_and_brings_another(small, volume):
+    """What lies there is as much the group's as the directory itself; nobody is refused for the lock of the first."""
+    done = [copied_by(user, small(name), volume) for user, name in ((1000, "lib-1-a"), (1001, "lib-1-a"))]
+    done += [copied_by(user, small(name), volume) for user, name in ((1001, "lib-2-b"), (1000, "lib-3-c"))]
+
+    assert [True, False, True, True] == done
+    assert [LOCK, "bash_env", "bin", "lib-2-b", "lib-3-c", "wrappers"] == names(volume)
+
+
+def test_another_user_waits_for_the_first_one(small, volume):
+    """It finds what the other has brought in the meantime."""
+    copied_by(1000, small("lib-1-a"), volume)
+    with (volume / LOCK).open("r+") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = pool.submit(copied_by, 1001, small("lib-2-b"), volume)
+        wait_until(lambda: any(has_open(pid, volume / LOCK) for pid in children(os.getpid())))
+        before = versions(volume), other.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+    assert ((["lib-1-a"], False), True) == (before, other.result())
+
+
+def test_a_version_that_is_there_is_found_where_nobody_can_write(small, volume):
+    """As on a volume that is mounted read-only; another version needs one that is not."""
+    install(small("lib-1-a"), volume)
+    volume.chmod(0o555)
+
+    assert not copied_by(1001, small("lib-1-a"), volume)
+    for to in (volume, volume / "below"):
+        with pytest.raises(FatalError) as caught:
+            copied_by(1001, small("lib-2-b"), to)
+        assert "install-not-writable" == caught.value.code
+
+
+def test_a_place_that_cannot_be_looked_at(small, volume):
+    """It is refused as one that cannot be written."""
+    volume.chmod(0o700)
+    with pytest.raises(FatalError) as caught:
+        copied_by(1001, small(), volume / "below")
+    assert "install-not-writable" == caught.value.code
 
 
 def test_a_copy_that_does_not_start_is_not_switched_to(small, tmp_path):

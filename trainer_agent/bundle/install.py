@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -59,24 +60,31 @@ def install(contents: Contents, to: Path) -> Installed:
         FatalError: the directory is none, is not writable, or programs in it cannot start.
         RetryError: its file system is full, or another installation there does not end.
     """
-    _check(to)
+    target = to / contents.name
     try:
-        with _readable_by_all():
-            to.mkdir(parents=True, exist_ok=True)
-        with _readable_by_all(), _alone(to):
-            for left in to.glob(f"{INCOMING}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            target, replaced = to / contents.name, _in_use(to)
-            copied = not target.is_dir() or bool(_why_not(target))
-            if copied:
-                _bring(contents, to, target)
-            _switch(contents, to)
-            if replaced != contents.name:  # the other nodes of a job install the same into a volume that they share
-                _remove_versions(to, but={contents.name, replaced})
+        _check(to)
+        # First, as another user may have brought it, or the volume may be mounted read-only.
+        copied = not (_in_use(to) == contents.name and _works(target)) and _put(contents, to, target)
     except OSError as error:
         _refuse(error, to)
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
     return Installed(contents.name, len(sizes), sum(sizes), copied)
+
+
+def _put(contents: Contents, to: Path, target: Path) -> bool:
+    """Return whether it had to be copied: while we waited for somebody else, that one may have brought it."""
+    with _umask(0o022):
+        to.mkdir(parents=True, exist_ok=True)
+    with _umask(0o022 & ~_group_write(to)), _alone(to):  # who may write to the directory may write below it, too
+        for left in to.glob(f"{INCOMING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        replaced, copied = _in_use(to), not _works(target)
+        if copied:
+            _bring(contents, to, target)
+        _switch(contents, to)
+        if replaced != contents.name:  # the other nodes of a job install the same into a volume that they share
+            _remove_versions(to, but={contents.name, replaced})
+    return copied
 
 
 def _check(to: Path) -> None:
@@ -88,12 +96,17 @@ def _check(to: Path) -> None:
 
 
 @contextmanager
-def _readable_by_all() -> Iterator[None]:
-    umask = os.umask(0o022)
+def _umask(wanted: int) -> Iterator[None]:
+    umask = os.umask(wanted)
     try:
         yield
     finally:
         os.umask(umask)
+
+
+def _group_write(directory: Path) -> int:
+    """Return the bit of the mode by which a directory's group, that of fsGroup on a volume, may write to it."""
+    return directory.stat().st_mode & stat.S_IWGRP
 
 
 @contextmanager
@@ -142,7 +155,7 @@ def _copy(contents: Contents, root: Path) -> None:
     directories = {root, *(root / place for file in contents.files for place in Path(file).parents)}
     for directory in sorted(directories):
         directory.mkdir(exist_ok=True)
-    root.chmod(0o755)  # mkdtemp has its own opinion
+    root.chmod(0o755 | _group_write(root.parent))  # mkdtemp has its own opinion
     for place, path in contents.files.items():
         _copy_file(path, root / place)
         if path.suffix == ".py" and not contents.facts.get("compiled"):
@@ -192,6 +205,10 @@ def _remove_versions(to: Path, *, but: set[str]) -> None:
     for mark in to.glob(f"lib-*/{MARK}"):
         if mark.parent.name not in but:
             shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def _works(root: Path) -> bool:
+    return root.is_dir() and not _why_not(root)
 
 
 def _why_not(root: Path) -> str:
