@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 
 import pytest
 
@@ -13,6 +14,14 @@ READ = re.compile(
     r"|SESSION_TOKEN|EXTERNAL_ID|ROLE_SESSION_NAME|TRAIN_JOB_NAME|CACHE_IMAGE|METADATA_LOC|IAM_ROLE|KUBECONFIG"
     r"|(?i:(?:https?|no|all)_proxy)|HOSTNAME|NODE_NAME|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_signals():
+    """Heed what a shell that is no terminal's has its background jobs ignore, as all that tests start inherits it."""
+    for signum in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a module may import from its own tier and from those below.
 TIERS = [
     {"errors", "__version__"},
-    {"env", "process", "isolation", "guarded", "host", "log", "wrappers"},
+    {"env", "process", "isolation", "guarded", "host", "log", "shells", "wrappers"},
     {"nvml", "accelerators", "addresses", "bundle", "cgroup", "check", "hostfile", "topology"},
     {
         "nproc",

@@ -4,6 +4,8 @@ import io
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +123,27 @@ def test_bytes_that_are_no_text(logged):
     log.configure({})
     log.get_logger().info("got \udcff")
     assert "got \udcff" == lines(logged())[0]["event"]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_line_that_cannot_be_written(form):
+    """A full disk is nobody's end, neither now nor when the program ends."""
+    code = "import sys; from trainer_agent import log; log.configure({}, form=sys.argv[1]); "
+    code += "[log.get_logger().info('x' * 5000) for _ in range(9)]; print('goes on')"
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-c", code, form]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (0, "goes on\n") == (done.returncode, done.stdout)
+
+
+def test_a_file_that_wants_no_waiting():
+    """Somebody else has made the pipe so; no line is torn because its reader is slow."""
+    code = "import os; os.set_blocking(2, False); from trainer_agent import log; log.configure({}); "
+    code += "[log.get_logger().info('x' * 9000) for _ in range(20)]; print('done', flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as slow:
+        time.sleep(0.5)
+        assert ["x" * 9000] * 20 == [line["event"] for line in lines(slow.stderr.read().decode())]
+    assert 0 == slow.returncode
 
 
 def test_rich_is_never_imported(tmp_path):

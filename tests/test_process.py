@@ -47,6 +47,49 @@ def test_there_may_be_no_terminal():
             os.close(each)
 
 
+def test_what_we_are_to_ignore_is_not_heeded():
+    """nohup and a shell's `&` say so before we start; PID 1 cannot afford it, but this is none."""
+    previous = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        assert {signal.SIGUSR1} == process.heeded([signal.SIGUSR1, signal.SIGUSR2])
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+
+
+def test_the_end_of_children_is_heard():
+    """Whatever we have inherited."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    process.hear_of_children()
+    assert signal.SIG_DFL == signal.getsignal(signal.SIGCHLD)
+    assert signal.SIGCHLD not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_write_whole():
+    """What cannot be written is left, and a file that wants no waiting is waited for."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    child = process.spawn([sys.executable, "-c", "print(len(input()), end='')"], env={}, stdin=read, stdout=write)
+    os.close(read)
+    process.write_whole(write, b"x" * 300_000 + b"\n")
+    assert 0 == child.wait()
+    process.write_whole(write, b"nobody reads it")
+    os.close(write)
+    process.write_whole(write, b"there is no such file")
+
+
+def test_who_was_stopped():
+    """It is said once, and of children alone."""
+    child = process.spawn(["sleep", "60"], env={})
+    assert not process.was_stopped(child.pid)
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert [True, False] == [process.was_stopped(child.pid), process.was_stopped(child.pid)]
+    child.kill()
+    child.wait()
+    assert not process.was_stopped(child.pid)
+
+
 def test_kill_descendants():
     """All that lives below this process is found and ended."""
     child = process.spawn(["sleep", "60"], env={})

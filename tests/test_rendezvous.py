@@ -2,12 +2,13 @@
 
 import os
 import socket
+import sys
 
 import pytest
 import structlog
 
 from trainer_agent.errors import FatalError, RetryError
-from trainer_agent.rendezvous import _holder, wait_for_master
+from trainer_agent.rendezvous import _holder, tracker_takes_probes, wait_for_master
 from trainer_agent.testing import FakeHost
 from trainer_agent.topology import read_topology
 
@@ -19,11 +20,11 @@ def job(rank, **more):
     return read_topology(environ, hostname="box")
 
 
-def wait(tmp_path, topology, answers, *, timeout_s=900.0, **settings):
+def wait(tmp_path, topology, answers, *, timeout_s=900.0, probe=False, **settings):
     """Wait on a fake machine; return the seconds slept and what was logged."""
     host = FakeHost(tmp_path, names_at={"m": answers}, **settings)
     with structlog.testing.capture_logs() as logs:
-        wait_for_master(topology, host, timeout_s=timeout_s)
+        wait_for_master(topology, host, timeout_s=timeout_s, probe=probe)
     return host.slept, logs
 
 
@@ -159,16 +160,56 @@ def dmlc(rank, port):
 def test_a_tracker_that_answers(tmp_path, tracker):
     """XGBoost's other workers start when the tracker listens, wherever the name has led before."""
     topology = dmlc(1, tracker.getsockname()[1])
-    assert (0.0, []) == wait(tmp_path, topology, ["127.0.0.1"])
-    assert (1.0, []) == wait(tmp_path, topology, [["127.0.0.2"], ["127.0.0.2"], ["127.0.0.1"]])
+    assert (0.0, []) == wait(tmp_path, topology, ["127.0.0.1"], probe=True)
+    assert (1.0, []) == wait(tmp_path, topology, [["127.0.0.2"], ["127.0.0.2"], ["127.0.0.1"]], probe=True)
+
+
+def test_a_tracker_that_must_not_be_asked(tmp_path, tracker):
+    """Up to XGBoost 2.0 it would read from our connection for ever; its name is all that is waited for."""
+    tracker.settimeout(0)
+    assert (1.0, []) == wait(tmp_path, dmlc(1, tracker.getsockname()[1]), [[], [], ["127.0.0.1"]])
+    with pytest.raises(BlockingIOError):
+        tracker.accept()
+
+
+@pytest.mark.parametrize(
+    "package, takes",
+    [
+        ("xgboost-2.0.3", False),
+        ("xgboost-1.7.6", False),
+        ("xgboost-2.1.0", True),
+        ("xgboost_cpu-3.2.0", True),
+        ("xgboost-unknown", False),
+        ("other-9.9", False),
+    ],
+)
+@pytest.mark.parametrize("script", [("train.py",), ("python3", "train.py"), ("sh", "-c", "x")])
+def test_which_trackers_take_probes(tmp_path, package, takes, script):
+    """The packages of the training's Python say it, which need not be ours."""
+    name, _, version = package.partition("-")
+    (tmp_path / f"{package}.dist-info").mkdir()
+    facts = f"Name: {name.replace('_', '-')}\nVersion: {version}\n"
+    (tmp_path / f"{package}.dist-info" / "METADATA").write_text(facts)
+    python = tmp_path / "python3"  # without the packages of our own
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    environ = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:/bin"}
+    assert takes == tracker_takes_probes(script, str(python), environ)
+
+
+@pytest.mark.parametrize("python", ["/no/python", "/bin/false", "/bin/cat"])
+def test_a_python_that_says_nothing_of_xgboost(python):
+    """It may have an old one."""
+    assert not tracker_takes_probes(("train.py",), python, {})
 
 
 def test_a_tracker_that_never_answers(tmp_path, tracker):
     """XGBoost itself would give up after 6 s; the agent says what it waits for, and where to look."""
     port = tracker.getsockname()[1]
     tracker.close()
+    host = FakeHost(tmp_path, names_at={"m": ["127.0.0.1"]})
     with structlog.testing.capture_logs() as logs, pytest.raises(RetryError) as gave_up:
-        wait_for_master(dmlc(1, port), FakeHost(tmp_path, names_at={"m": ["127.0.0.1"]}), timeout_s=15)
+        wait_for_master(dmlc(1, port), host, timeout_s=15, probe=True)
     message = f"no tracker answers at DMLC_TRACKER_URI=m DMLC_TRACKER_PORT={port} after 15 s"
     hint = "look at the pod of task 0: it has to run, and its script to start XGBoost's tracker at this port"
     error = gave_up.value

@@ -202,6 +202,24 @@ def test_a_pod_of_an_mpi_job_misses_nothing(environ):
     assert ("mpi", True, ()) == (found.runtime, found.single_node, found.findings)
 
 
+# What the kubelet gives all pods of a namespace with a Service of the name `pet`, or `pet-store`.
+SERVICES = {
+    "PET_SERVICE_HOST": "10.96.0.7",
+    "PET_SERVICE_PORT": "80",
+    "PET_PORT": "tcp://10.96.0.7:80",
+    "PET_PORT_80_TCP_ADDR": "10.96.0.7",
+    "PET_STORE_SERVICE_HOST": "10.96.0.8",
+}
+
+
+def test_a_service_whose_name_begins_with_pet():
+    """It is nobody's word for torch: an MPI job stays one, and a pod without torchrun's variables misses them."""
+    mpi = {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", **SERVICES}
+    missing = read_topology(SERVICES, hostname="job-node-0-3")
+    assert "mpi" == read_topology(mpi, hostname="box").runtime
+    assert ("plain", ["pet-missing"]) == (missing.runtime, [f.code for f in missing.errors])
+
+
 def test_torch_wins_over_what_an_image_says_of_mpi():
     environ = {"PET_NNODES": "2", "PET_MASTER_ADDR": "a", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
 

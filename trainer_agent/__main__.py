@@ -11,16 +11,22 @@ def main() -> None:
         from trainer_agent.wrappers import shortcut
 
         shortcut(sys.argv[2:], os.environ)
-    from trainer_agent.process import catch_termination
+    from trainer_agent.errors import Terminated
+    from trainer_agent.process import catch_termination, hear_of_children
 
-    # Before click is imported: a PID 1 without a handler never sees the signal, the kernel drops it.
-    catch_termination()
-    _open_standard_files()
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # arguments and variables may hold any bytes
-    from trainer_agent.cli import run
+    try:
+        # Before click is imported: a PID 1 without a handler never sees the signal, the kernel drops it.
+        catch_termination()
+        hear_of_children()
+        _open_standard_files()
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # arguments and variables may hold any bytes
+        from trainer_agent.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except Terminated as error:  # while the command line was imported
+        code = 128 + error.signum
+    sys.exit(code)
 
 
 def _open_standard_files() -> None:

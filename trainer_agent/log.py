@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.env import redact, redact_all, secrets_in, wants_colour
+from trainer_agent.process import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from typing import TextIO
 
 
 class _Later(ModuleType):
@@ -71,9 +74,36 @@ def configure(environ: Mapping[str, str], *, form: str = "auto") -> None:
             mask,
             *last,
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_unbuffered(sys.stderr)),
         cache_logger_on_first_use=False,
     )
+
+
+class _Unbuffered:
+    """
+    Standard error for the log: a line that cannot be written is lost, and nothing else is.
+
+    What a buffer keeps of it would be tried again when the program ends, and be its exit code.
+    """
+
+    def __init__(self, fd: int, encoding: str) -> None:
+        self.fd = fd
+        self.encoding = encoding
+
+    def write(self, text: str) -> None:
+        """Write all of it, or as much as can be."""
+        write_whole(self.fd, text.encode(self.encoding, errors="backslashreplace"))
+
+    def flush(self) -> None:
+        """There is nothing left."""
+
+
+def _unbuffered(stream: TextIO) -> TextIO:
+    """Return the log's own way to a file, or the stream as it is where it has none."""
+    try:
+        return _Unbuffered(stream.fileno(), stream.encoding)  # type: ignore[return-value]  # it has what structlog uses
+    except io.UnsupportedOperation:
+        return stream
 
 
 def _in_order(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer_agent.errors import Terminated
+from trainer_agent.shells import living
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -24,13 +25,24 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def catch_termination() -> None:
-    """Make SIGTERM, SIGINT and SIGHUP raise `Terminated`, also when this is PID 1."""
+    """Make SIGTERM, SIGINT and SIGHUP raise `Terminated`, also when this is PID 1; what we are to ignore stays so."""
 
     def raise_terminated(signum: int, _frame: object) -> NoReturn:
         raise Terminated(signum)
 
-    for signum in TERMINATION_SIGNALS:
+    for signum in heeded(TERMINATION_SIGNALS):
         signal.signal(signum, raise_terminated)
+
+
+def heeded(signals: Iterable[signal.Signals]) -> set[signal.Signals]:
+    """Return those of some signals that whoever started us does not have us ignore, as nohup does; PID 1 needs all."""
+    return {signum for signum in signals if os.getpid() == 1 or signal.getsignal(signum) is not signal.SIG_IGN}
+
+
+def hear_of_children() -> None:
+    """Have SIGCHLD come, and ended children stay until we ask, whatever whoever started us ignores or blocks."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
@@ -101,20 +113,30 @@ def exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def terminal_group() -> int:
+    """Return the process group that may read from the terminal at standard input, -1 where there is none."""
+    try:
+        return os.tcgetpgrp(0)
+    except OSError:
+        return -1
+
+
 def holds_terminal() -> bool:
     """Return whether standard input is a terminal that our process group may read from."""
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
+    return terminal_group() == os.getpgrp()
+
+
+def hand_terminal(group: int) -> None:
+    """Make a process group the one that may read from the terminal; where there is none any more, do nothing."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])  # else the kernel stops who is not that group
+    with suppress(OSError):
+        os.tcsetpgrp(0, group)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def take_terminal() -> None:
-    """Make our process group the one that may read from the terminal; where there is none any more, do nothing."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])  # else the kernel stops who is not that group
-    with suppress(OSError):
-        os.tcsetpgrp(0, os.getpgrp())
-    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+    """Make our own process group the one that may read from the terminal."""
+    hand_terminal(os.getpgrp())
 
 
 def spawn(
@@ -152,13 +174,13 @@ def spawn(
         )
 
 
-def descendants(pid: int | None = None, *, recursive: bool = True) -> list[int]:
-    """Return the pids of all living descendants of a process, of this one by default; or of its children alone."""
+def descendants(pid: int | None = None) -> list[int]:
+    """Return the pids of all living descendants of a process, of this one by default."""
     import psutil
 
     found = []
     with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=recursive):
+        for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # it ended between the two questions
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process.pid)
@@ -167,19 +189,15 @@ def descendants(pid: int | None = None, *, recursive: bool = True) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process has not ended."""
+    return bool(living([pid]))
+
+
+def was_stopped(pid: int) -> bool:
+    """Return whether a child has been stopped, as by Ctrl-Z, since we asked last."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+    except ChildProcessError:
         return False
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status)."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
@@ -197,6 +215,18 @@ def children_left() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def write_whole(fd: int, data: bytes) -> None:
+    """Write all of it, or no more once the kernel refuses: a full disk or a reader that has gone is nobody's end."""
+    with suppress(OSError):
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:  # somebody who has this file, too, wants no waiting
+                poll = select.poll()
+                poll.register(fd, select.POLLOUT)
+                poll.poll()
 
 
 def kill_descendants(signum: int = signal.SIGKILL) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from trainer_agent.env import whole_number
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.host import NameLookupError
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trainer_agent.host import Host
     from trainer_agent.topology import Topology
 
@@ -20,6 +24,15 @@ LOOKUP_S = 10.0  # two attempts of glibc's 5 s
 # A headless service of Kubernetes has a TTL of 30 s; until then the name may still lead to the pod before this one.
 STALE_NAME_S = 60.0
 CONNECT_S = 5.0
+# XGBoost's versions from which on its tracker is written in C++.
+PATIENT = (2, 1)
+# Its package has other names, too; to import it takes seconds.
+VERSION = """
+from importlib.metadata import distributions
+print(*[d.version for d in distributions() if d.name in ("xgboost", "xgboost-cpu")][:1])
+"""
+VERSION_S = 20.0
+PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
 
 class NameNeverCameError(RetryError):
@@ -78,11 +91,31 @@ class PortForbiddenError(FatalError):
         )
 
 
-def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None:
+def tracker_takes_probes(script: Sequence[str], python: str, environ: Mapping[str, str]) -> bool:
+    """
+    Return whether XGBoost's tracker stands a connection that says nothing: the training's XGBoost is 2.1 or newer.
+
+    Until 2.0 the tracker reads from such a connection for ever, and answers no worker any more. Where nobody can say
+    which XGBoost it is, it may be one of those.
+    """
+    from trainer_agent.guarded import run_guarded
+
+    program = script[0] if script and PYTHON.fullmatch(script[0].rpartition("/")[2]) else python
+    try:
+        asked = run_guarded([program, "-c", VERSION], environ=environ, timeout_s=VERSION_S)
+    except OSError:
+        return False
+    first, _, rest = asked.last_line.partition(".")
+    found = (whole_number(first) or 0, whole_number(rest.partition(".")[0]) or 0)
+    return found >= PATIENT
+
+
+def wait_for_master(topology: Topology, host: Host, *, timeout_s: float, probe: bool = False) -> None:
     """
     Return when rank 0's name resolves, and on rank 0 leads here with its port free.
 
-    XGBoost's workers try to reach their tracker for 6 s only, so on other nodes that is waited for, too.
+    Args:
+        probe: whether to wait for XGBoost's tracker, too, which its workers on other nodes try to reach for 6 s only.
 
     Raises:
         RetryError: not within `timeout_s` seconds; the message says what was missing.
@@ -91,7 +124,7 @@ def wait_for_master(topology: Topology, host: Host, *, timeout_s: float) -> None
     wait = _Wait(topology, host, timeout_s)
     while True:
         addresses = wait.resolve()
-        if topology.runtime == "xgboost" and topology.node_rank != 0 and not _answers(addresses, topology.master_port):
+        if probe and topology.node_rank != 0 and not _answers(addresses, topology.master_port):
             wait.silent(topology)
             continue
         if topology.node_rank != 0 or topology.rdzv_backend not in ("static", "jax"):

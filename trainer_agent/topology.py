@@ -24,6 +24,38 @@ DMLC_NAMES = ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID")
 COUNTS = {"JAX": "JAX_NUM_PROCESSES", "DMLC": "DMLC_NUM_WORKER"}
 MASTERS = {"jax": "JAX_COORDINATOR_ADDRESS", "xgboost": "DMLC_TRACKER_URI"}
 PORTS = {"PET_MASTER_ADDR": "PET_MASTER_PORT", "DMLC_TRACKER_URI": "DMLC_TRACKER_PORT"}
+# The variables that torchrun 2.13 reads: who the nodes are, its other options with a value, and those without one.
+# Others that begin so are nobody's word for it: a Service of Kubernetes named `pet` gives all pods PET_SERVICE_HOST.
+PET_TOPOLOGY = (
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_RDZV_CONF",
+    "PET_STANDALONE",
+)
+PET_VALUES = (
+    "PET_MAX_RESTARTS",
+    "PET_MONITOR_INTERVAL",
+    "PET_SHUTDOWN_TIMEOUT",
+    "PET_START_METHOD",
+    "PET_EVENT_LOG_HANDLER",
+    "PET_ROLE",
+    "PET_LOG_DIR",
+    "PET_REDIRECTS",
+    "PET_TEE",
+    "PET_LOCAL_RANKS_FILTER",
+    "PET_DUPLICATE_STDOUT_FILTERS",
+    "PET_DUPLICATE_STDERR_FILTERS",
+    "PET_LOCAL_ADDR",
+    "PET_SIGNALS_TO_HANDLE",
+)
+PET_FLAGS = ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK")
+PET_NAMES = frozenset((*PET_TOPOLOGY, *PET_VALUES, *PET_FLAGS))
 # What Trainer's MPI plugin sets in the launcher, and mpi-operator in all pods.
 MPI_NAMES = (
     "OMPI_MCA_orte_default_hostfile",
@@ -108,7 +140,7 @@ def read_topology(environ: Mapping[str, str], *, hostname: str) -> Topology:
         return reader.jax()
     if any(name in environ for name in DMLC_NAMES) and "PET_NNODES" not in environ:
         return reader.dmlc()
-    if any(environ.get(name) for name in MPI_NAMES) and not any(name.startswith("PET_") for name in environ):
+    if any(environ.get(name) for name in MPI_NAMES) and not PET_NAMES & environ.keys():
         return reader.mpi()
     return reader.torch()
 
@@ -124,7 +156,7 @@ class _TopologyReader:
         self.pod = POD_NAME.match(hostname)
 
     def torch(self) -> Topology:
-        injected = sorted(n for n in self.environ if n.startswith("PET_"))
+        injected = bool(PET_NAMES & self.environ.keys())
         min_nodes, max_nodes = self._nnodes("PET_NNODES")
         nproc = self._nproc()
         name, rank = self._torch_rank()
@@ -328,7 +360,7 @@ class _TopologyReader:
             self._rank_outside(name, rank, max_nodes)
 
     def _rank_outside(self, name: str, rank: int, max_nodes: int) -> None:
-        if not any(n.startswith("PET_") or n in (*JAX_NAMES, *DMLC_NAMES) for n in self.environ):
+        if not {*PET_NAMES, *JAX_NAMES, *DMLC_NAMES} & self.environ.keys():
             return  # `pet-missing` says it better
         count = COUNTS.get(name.partition("_")[0], "PET_NNODES")
         wanted = f"0..{max_nodes - 1}" if max_nodes > 1 else "0"

@@ -89,16 +89,34 @@ def test_a_progress_bar_is_passed_on_while_it_moves(lab):
     assert not container.ended
 
 
-def test_without_a_temporary_directory_it_says_what_to_mount():
-    """A read-only root file system without a volume at /tmp: exit 30 and the remedy, no traceback."""
-    read_only = "mount --bind $d $d && mount -o remount,ro,bind $d"
-    places = f"for d in /tmp /var/tmp /usr/tmp; do [ ! -d $d ] || {{ {read_only}; }}; done; cd /proc"
+def read_only(words, *directories):
+    """Run the agent where nothing can be written to these directories."""
+    mount = "mount --bind $d $d && mount -o remount,ro,bind $d"
+    places = f"for d in {' '.join(directories)}; do [ ! -d $d ] || {{ {mount}; }}; done; cd /proc"
     rootless = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    words = f"{AGENT} launch --supervise --launcher torchrun --nproc 1 -- x.py"
-    command = ["unshare", "--mount", *rootless, "sh", "-c", f"{places}; exec {words}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=20, check=False, env={"PATH": os.environ["PATH"]}
+    command = ["unshare", "--mount", *rootless, "sh", "-c", f"{places}; exec {AGENT} launch --supervise {words}"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=40, check=False, env={"PATH": os.environ["PATH"]}
     )
 
+
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
+
+
+def test_without_a_temporary_directory_it_says_what_to_mount():
+    """A read-only root file system without a volume at /tmp: exit 30 and the remedy, no traceback."""
+    done = read_only("--launcher torchrun --nproc 1 -- x.py", *TEMPORARY, "/dev/shm")
     assert done.returncode == 30, done.stderr
     assert json.loads(done.stderr.splitlines()[-1])["code"] == "no-temporary-directory"
+
+
+def test_without_a_temporary_directory_torchrun_has_one_in_memory():
+    """Every container has /dev/shm."""
+    done = read_only(f"--launcher torchrun --nproc 2 -- {SCRIPTS / 'fail.py'} exit42", *TEMPORARY)
+    assert 42 == done.returncode, done.stderr
+
+
+def test_a_command_that_needs_no_temporary_directory_starts_without():
+    """It would start without the agent, too."""
+    done = read_only("-- echo trained", *TEMPORARY, "/dev/shm")
+    assert (0, "trained\n") == (done.returncode, done.stdout), done.stderr

@@ -93,6 +93,21 @@ def test_the_first_observed_failure(code, shell, words):
     assert expected == (failure, failure.code, str(failure))
 
 
+@pytest.mark.parametrize("code, shell, words", [(42, 42, "exited with code 42"), (-9, 137, "was killed by SIGKILL")])
+def test_a_torchrun_without_events(code, shell, words):
+    """Up to torch 2.7 there is only its one line; the rank in the whole job is not in it."""
+    found = autopsy(BANNER, *WORDS, LOG, observed(code), b"Traceback of torchrun\n")
+    failure = found.failure(1)
+    expected = (Failure(None, 1, code, b"".join(WORDS).decode().strip()), shell, f"local rank 1 {words}")
+    assert expected == (failure, failure.code, str(failure))
+
+
+def test_a_torchrun_without_events_whose_rank_lost_its_store():
+    """The ranks ran, so the nodes had met, whatever the last words are."""
+    assert autopsy(MET.encode(), observed(1)).never_met == ""
+    assert autopsy(MET.encode()).never_met.startswith("torch.distributed.DistStoreError")
+
+
 @pytest.mark.parametrize(
     "code, own, words",
     [

@@ -13,6 +13,7 @@ from trainer_agent.launchers import Job, build
 from trainer_agent.mpi import words
 from trainer_agent.mpi.implementation import Implementation
 from trainer_agent.mpi.plan import SHIM, Plan
+from trainer_agent.mpi.suits import NAMED
 from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
 from trainer_agent.wrappers import MARK
@@ -133,6 +134,11 @@ def test_dry_run_of_the_users_own_mpirun(image):
         (("train.py",), {"HYDRA_HOST_FILE": "{hostfile}", "PATH": "/nowhere"}, "mpirun-missing"),
         (("--nproc", "gpu", "train.py"), {"HYDRA_HOST_FILE": "{hostfile}"}, "nproc-not-known"),
         (("--launcher", "mpirun", "--hostfile", "/dev/null", "train.py"), {}, "hostfile-empty"),
+        (("--hostfile", "/no/such", "train.py"), {}, "hostfile-unreadable"),
+        (("--hostfile", "/no/such", "--launcher", "python", "train.py"), {}, "hostfile-unused"),
+        (("--hostfile", "{hostfile}", "train.py"), {"PET_NNODES": "1"}, "hostfile-unused"),
+        (("--hostfile", "{hostfile}", "train.py"), {"K_MPI_JOB_ROLE": "worker"}, "hostfile-unused"),
+        (("--hostfile", "{hostfile}", "bash", "-c", "mpirun train"), {}, "hostfile-unused"),
     ],
 )
 def test_jobs_that_cannot_be(image, tmp_path, words_, variables, code):
@@ -143,6 +149,39 @@ def test_jobs_that_cannot_be(image, tmp_path, words_, variables, code):
     line = (each.replace("{hostfile}", hostfile) for each in words_)
     done = run("launch", "--dry-run", "--termination-log", str(log), *line, **{**environ, **variables})
     assert (30, "", code) == (done.returncode, done.stdout, json.loads(log.read_text())["code"]), done.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("line", [("train.py",), ("mpirun", "app"), ("bash", "run.sh")])
+@pytest.mark.parametrize("by_option", [True, False])
+def test_a_hostfile_makes_it_an_mpi_job(image, line, by_option):
+    """By option or variable, and without a controller: the command is for all hosts, not for this one alone."""
+    environ, hostfile = image("mpich")
+    given, variable = (("--hostfile", hostfile), {}) if by_option else ((), {NAMED: hostfile})
+    done = run("launch", "--dry-run", *given, *line, **environ, **variable)
+    expected = ["mpirun", "-machinefile", f"{FOLDER}/hostfile"]
+    assert (0, expected) == (done.returncode, shlex.split(done.stdout)[:3]), done.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    "line", ["bash run_job.sh", "horovodrun -np 2 train.py", "env X=1 mpirun train.py", "deepspeed train.py"]
+)
+def test_what_starts_the_ranks_itself_is_started_once(image, tmp_path, line):
+    """As it is, in the launcher's pod: on every rank there would be too many of it."""
+    environ, hostfile = image("openmpi-4")
+    (tmp_path / "run_job.sh").write_text("set -e\nmpirun -np 2 train.py\n")
+    line = line.replace("run_job.sh", str(tmp_path / "run_job.sh"))
+    done = run("launch", "--dry-run", *line.split(), **environ, OMPI_MCA_orte_default_hostfile=hostfile)
+    assert (0, f"{line}\n") == (done.returncode, done.stdout), done.stderr
+
+
+@pytest.mark.lab
+def test_the_hostfile_of_a_variable_is_left_to_the_mpirun_in_a_shell(image):
+    """Our wrapper, which that is where one is installed, reads it."""
+    environ, hostfile = image("openmpi-5")
+    done = run("launch", "--dry-run", "bash", "-c", "mpirun app", **environ, **{NAMED: hostfile})
+    assert (0, "bash -c 'mpirun app'\n") == (done.returncode, done.stdout), done.stderr
 
 
 @pytest.mark.lab

@@ -22,8 +22,11 @@ import os, sys
 from trainer_agent import log
 from trainer_agent.launchers.several import several
 log.configure({}, form="json")
-sys.exit(several([sys.executable, "-c", sys.argv[2]], os.environ, {"N": ["0", "1"]}, grace_s=float(sys.argv[1])))
+argv = [*sys.argv[3:], sys.executable, "-c", sys.argv[2]]
+sys.exit(several(argv, os.environ, {"N": ["0", "1"]}, grace_s=float(sys.argv[1])))
 """
+# Runs the code as a child; a shell hands no signal on.
+SHELL = ("bash", "-c", '"$@"; exit $?', "bash")
 BEGIN = "import os, signal, subprocess, sys, time; n = os.environ['N']; "
 TELL = "os.write(1, f'{n} {os.getpid()}\\n'.encode()); "
 WAIT = TELL + "time.sleep(60)"
@@ -34,9 +37,9 @@ FAIL_LATE = "n == '1' and (sys.stdin.readline(), {}); "
 
 
 @contextmanager
-def started(code, *, grace=10.0):
+def started(code, *, grace=10.0, below=()):
     """Run the code twice, with N=0 and N=1; both have told their pids."""
-    words = [sys.executable, "-c", DRIVER, str(grace), BEGIN + code]
+    words = [sys.executable, "-c", DRIVER, str(grace), BEGIN + code, *below]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **pipes) as driver:
         try:
@@ -160,6 +163,22 @@ def test_a_stopping_signal_goes_to_all_and_gives_them_time():
         assert (0, ["0 saved", "1 saved"], []) == finish(driver)
 
 
+def test_what_a_shell_waits_for_is_told_and_has_its_time():
+    """Every process may be a script that prepares something before it trains."""
+    with started(SAVE + WAIT, below=SHELL) as (driver, _):
+        driver.send_signal(signal.SIGTERM)
+        code, out, _ = finish(driver)
+    assert (143, ["0 saved", "1 saved"]) == (code, out)
+
+
+def test_one_fails_and_what_another_shell_waits_for_saves_its_state():
+    """Its shell has ended long before, as soon as it was told."""
+    with started(SAVE + TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)", below=SHELL) as (driver, _):
+        driver.stdin.write("now\n")
+        driver.stdin.flush()
+        assert (3, ["0 saved"]) == finish(driver)[:2]
+
+
 def test_who_ends_at_once_does_not_hurry_the_others():
     """After a stopping signal an exit code is no failure that the others would have to be ended for."""
     with started("n == '0' and " + SAVE + WAIT, grace=0.1) as (driver, _):
@@ -209,6 +228,16 @@ def test_a_command_that_cannot_start(form, is_json):
     assert (30, "", is_json) == (code, out, err.startswith("{"))
     assert "cannot start 'no-such-command': No such file or directory" in err
     assert "command-not-started" in err
+
+
+def test_whoever_starts_it_may_ignore_the_end_of_children():
+    """They would vanish without a word, and it would wait for them for ever."""
+    words = several.words({"A": ["1", "2"]}, ["sh", "-c", "exit 4"])
+    ignore = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    code, _, err = run(sys.executable, "-c", ignore, *words)
+    assert (4, True) == (code, "exited with code 4" in err)
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,14 @@ def open_files():
     return found
 
 
-def start(code, *, grace=10.0, feed="none", companion=None, shell="", script=""):
+def start(code, *, grace=10.0, feed="none", companion=None, shell="", script="", prefix=()):
     alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
     driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
     command = [sys.executable, "-c", code]
     command = [shell, "-c", script or f"if :; then {shlex.join(command)}; fi"] if shell else command
     argv = [sys.executable, "-c", driver, str(grace), feed, *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(argv, **pipes)
+    return subprocess.Popen([*prefix, *argv], **pipes)
 
 
 def finish(driver):
@@ -127,6 +127,20 @@ def test_what_a_shell_waits_for_hears_of_the_end_and_has_its_time(shell):
 
 
 @pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
+def test_the_log_that_a_shell_keeps_has_the_last_words(shell, tmp_path):
+    """Without tee, the first of them would kill the command in the middle of its checkpoint."""
+    save = "(print('saving', flush=True), time.sleep(0.3), print('saved', flush=True), os._exit(0))"
+    code = f"import time; {READY}signal.signal(signal.SIGTERM, lambda *_: {save}); {WAIT}"
+    script = f"{shlex.join([sys.executable, '-c', code])} 2>&1 | tee {tmp_path}/log"
+    with start("", shell=shell, script=script) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGTERM)
+        ended, printed, _ = finish(driver)
+    assert (143, False, ["saving", "saved"]) == (ended.code, ended.killed, printed)
+    assert "ready\nsaving\nsaved\n" == (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
 def test_a_shell_with_a_trap_is_told_alone(shell):
     """It hands the signal on itself; two of them make some programs give up at once."""
     child = "import signal, time; got = []; signal.signal(signal.SIGTERM, lambda *_: got.append(1)); "
@@ -157,6 +171,27 @@ def test_other_signals_are_forwarded_and_stop_nothing():
         assert "ready\n" == driver.stdout.readline()
         driver.send_signal(signal.SIGUSR1)
         assert Ended(5, 0, killed=False, reaped=0, elapsed_s=0.0) == finish(driver)[0]
+
+
+def test_what_whoever_started_us_ignores_is_ignored():
+    """A terminal that is closed ends nothing that nohup has started."""
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(5)); "
+    with start(READY + handler + WAIT, prefix=["nohup"]) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        driver.send_signal(signal.SIGHUP)
+        driver.send_signal(signal.SIGUSR1)
+        assert Ended(5, 0, killed=False, reaped=0, elapsed_s=0.0) == finish(driver)[0]
+
+
+def test_who_is_stopped_hears_of_the_end():
+    """A debugger or an operator may have stopped it; its time is not spent asleep."""
+    with start("import os; print(os.getpid()); " + READY + GRACEFUL + WAIT) as driver:
+        pid = int(driver.stdout.readline())
+        assert "ready\n" == driver.stdout.readline()
+        os.kill(pid, signal.SIGSTOP)
+        driver.send_signal(signal.SIGTERM)
+        ended, _, _ = finish(driver)
+    assert (7, False) == (ended.code, ended.killed)
 
 
 def test_the_grace_ends():
@@ -210,6 +245,23 @@ def test_standard_error_is_filtered():
     assert (0, ["out"], "one\nthree without end") == (ended.code, printed, err)
 
 
+@pytest.mark.parametrize("words", ["name? ", "loading {"])
+def test_what_has_no_line_end_is_seen(words):
+    """A prompt is nothing that a newline will follow."""
+    with start(READY + f"os.write(2, {words.encode()!r}); " + WAIT, feed="feed") as driver:
+        assert "ready\n" == driver.stdout.readline()
+        assert select.select([driver.stderr], [], [], 10)[0]
+        assert words.encode() == os.read(driver.stderr.fileno(), 100)
+        driver.send_signal(signal.SIGTERM)
+        finish(driver)
+
+
+def test_an_event_that_comes_in_two_parts_is_one_line():
+    """torchrun may have to wait in the middle of a long one; `feed` must see all of it to know it."""
+    code = "import os, time; os.write(2, b'{\"hid'); time.sleep(0.5); os.write(2, b'den\": 1}\\nshown\\n')"
+    assert "shown\n" == run(code, feed="feed")[2]
+
+
 def test_a_line_that_never_ends():
     """A progress bar without line ends is passed on in pieces."""
     _, _, err = run("import sys; sys.stderr.write('x' * 300_000)", feed="feed")
@@ -241,18 +293,23 @@ ASK = "import os; os.write(2, b'said\\n'); print('foreground', os.tcgetpgrp(0) =
 
 def on_a_terminal(*argv, typed, after=b"", within_s=20.0):
     """Run a command supervised, on a terminal of its own, type words after others are shown; return what it shows."""
+    return at_terminal([sys.executable, "-c", ON_A_TERMINAL, *argv], [(after, typed)], within_s=within_s)
+
+
+def at_terminal(argv, steps, *, within_s=20.0):
+    """Run a command on a terminal; type what each step says after its other words have been shown since the last."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", ON_A_TERMINAL, *argv])
+        os.execvp(argv[0], argv)
     settings = termios.tcgetattr(terminal)
     settings[3] = settings[3] & ~termios.ECHO | termios.TOSTOP  # and who has it not may not write to it, either
     termios.tcsetattr(terminal, termios.TCSANOW, settings)
-    shown, deadline = b"", time.monotonic() + within_s
+    shown, seen, deadline = b"", 0, time.monotonic() + within_s
     try:
         while (left := deadline - time.monotonic()) > 0:
-            if typed and after in shown:
-                os.write(terminal, typed)
-                typed = b""
+            while steps and steps[0][0] in shown[seen:]:
+                os.write(terminal, steps.pop(0)[1])
+                seen = len(shown)
             if not select.select([terminal], [], [], left)[0]:
                 break
             shown += os.read(terminal, 4096)
@@ -276,6 +333,28 @@ def test_a_command_reads_from_the_terminal(end, code):
 def test_a_command_that_cannot_start_leaves_us_the_terminal():
     """It has had it for a moment."""
     assert "ended 30 True one" in on_a_terminal("no-such-command", typed=b"one\n")
+
+
+def test_ctrl_z_in_a_container():
+    """There is no shell that could have it go on; stopped, it would hear nothing any more."""
+    steps = [(b"said", b"\x1a"), (b"", b"one\ntwo\n")]
+    shown = at_terminal([sys.executable, "-c", ON_A_TERMINAL, sys.executable, "-c", ASK], steps)
+    assert ["said", "foreground True one", "ended 0 True two"] == shown[-3:]
+
+
+def test_ctrl_z_below_a_shell():
+    """The shell has the terminal while the job is stopped, and the command has it again after `fg`."""
+    agent = shlex.join([sys.executable, "-c", ON_A_TERMINAL, sys.executable, "-c", ASK])
+    steps = [
+        (b"PROMPT", f"{agent}\n".encode()),
+        (b"said\r", b"\x1a"),
+        (b"PROMPT", b"echo shell $((40 + 2))\n"),
+        (b"shell 42", b"fg\none\ntwo\nexit\n"),
+    ]
+    shown = "\n".join(at_terminal(["env", "PS1=PROMPT", "bash", "--norc", "--noediting", "-i"], steps))
+    assert "Stopped" in shown
+    assert "foreground True one" in shown
+    assert "ended 0 True two" in shown
 
 
 @pytest.mark.parametrize("name, reason", [("no-such-command", "No such file or directory"), ("/", "Permission denied")])

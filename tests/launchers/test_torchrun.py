@@ -1,5 +1,8 @@
 """torchrun: flags for everything that the environment says, and an environment without it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from trainer_agent.errors import FatalError
@@ -166,32 +169,34 @@ def test_a_torchrun_with_a_path_is_taken():
     assert expected == argv(SINGLE, "/opt/bin/torchrun", "t.py")
 
 
+NEWER = {
+    "PET_SHUTDOWN_TIMEOUT": "20",
+    "PET_EVENT_LOG_HANDLER": "console",
+    "PET_DUPLICATE_STDOUT_FILTERS": "a",
+    "PET_DUPLICATE_STDERR_FILTERS": "b",
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM",
+}
 OPTIONS = {
+    **NEWER,
     "PET_MAX_RESTARTS": "3",
     "PET_MONITOR_INTERVAL": "0.5",
-    "PET_SHUTDOWN_TIMEOUT": "20",
     "PET_START_METHOD": "fork",
-    "PET_EVENT_LOG_HANDLER": "console",
     "PET_ROLE": "trainer",
     "PET_LOG_DIR": "/logs",
     "PET_REDIRECTS": "3",
     "PET_TEE": "0:1,1:3",
     "PET_LOCAL_RANKS_FILTER": "0",
-    "PET_DUPLICATE_STDOUT_FILTERS": "a",
-    "PET_DUPLICATE_STDERR_FILTERS": "b",
     "PET_LOCAL_ADDR": "10.0.0.1",
-    "PET_SIGNALS_TO_HANDLE": "SIGTERM",
 }
 OPTION_FLAGS = (
-    *("--max-restarts", "3", "--monitor-interval", "0.5", "--shutdown-timeout", "20", "--start-method", "fork"),
-    *("--event-log-handler", "console", "--role", "trainer", "--log-dir", "/logs", "--redirects", "3"),
-    *("--tee", "0:1,1:3", "--local-ranks-filter", "0", "--duplicate-stdout-filters", "a"),
-    *("--duplicate-stderr-filters", "b", "--local-addr", "10.0.0.1", "--signals-to-handle", "SIGTERM"),
+    *("--max-restarts", "3", "--monitor-interval", "0.5", "--start-method", "fork", "--role", "trainer"),
+    *("--log-dir", "/logs", "--redirects", "3", "--tee", "0:1,1:3", "--local-ranks-filter", "0"),
+    *("--local-addr", "10.0.0.1"),
 )
 
 
 def test_all_options():
-    """Every PET_ variable of torchrun becomes its flag."""
+    """Every PET_ variable becomes the flag that all torchruns know."""
     assert ("/venv/bin/torchrun", "--standalone", *NPROC, *OPTION_FLAGS, "t.py") == argv({**SINGLE, **OPTIONS}, "t.py")
     assert [] == torchrun.options(dict.fromkeys(OPTIONS, " "))
 
@@ -201,9 +206,40 @@ def test_all_options():
 )
 def test_flags_of_the_environment(value, on):
     """Flags may be written as people write them; torchrun itself knows only numbers."""
-    names = ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK")
-    expected = ["--module", "--no-python", "--run-path", "--virtual-local-rank"] if on else []
+    names = ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH")
+    expected = ["--module", "--no-python", "--run-path"] if on else []
     assert expected == torchrun.options(dict.fromkeys(names, value))
+    kept = torchrun.elastic_env(job({"PET_VIRTUAL_LOCAL_RANK": value})).get("PET_VIRTUAL_LOCAL_RANK")
+    assert kept == ("1" if on else None)
+
+
+# The command lines of torchrun 2.4 and 2.7, which have the same options.
+OLD_TORCHRUN = """
+import sys
+known = {known}
+unknown = [word for word in sys.argv[1:-1] if word.startswith("--") and word not in known]
+sys.exit(f"torchrun: error: unrecognized arguments: {{unknown}}" if unknown else 0)
+"""
+KNOWN = """
+--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts
+--monitor-interval --start-method --role --module --no-python --run-path --log-dir --redirects --tee
+--local-ranks-filter --node-rank --master-addr --master-port --local-addr --logs-specs
+"""
+
+
+def test_an_old_torchrun_refuses_no_flag(tmp_path):
+    """What it ignores as a variable it would not take as a flag, and the job of many months would start no more."""
+    old = tmp_path / "torchrun"
+    old.write_text(OLD_TORCHRUN.format(known=KNOWN.split()))
+    _, *words = argv({**SINGLE, **OPTIONS, "PET_VIRTUAL_LOCAL_RANK": "1"}, "t.py")
+    done = subprocess.run([sys.executable, old, *words], capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_variable_without_a_value(name):
+    """torchrun would stop at an empty number."""
+    assert name not in torchrun.elastic_env(job({**SINGLE, name: " "}))
 
 
 @pytest.mark.parametrize("name", ["PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK"])
@@ -240,11 +276,11 @@ def test_a_number_that_is_none(name, value):
 
 
 def test_the_environment_of_the_ranks():
-    """torch's own PET_ variables go, so that a nested torchrun is not fooled; the user's stay."""
+    """torch's own PET_ variables go, so that a nested torchrun is not fooled; the user's stay, and the newer ones."""
     environ = {**STATIC, **OPTIONS, "PET_MODULE": "0", "PET_STANDALONE": "0", "PET_FOO": "bar", "PATH": "/bin"}
     expected = Command(
         argv=("/venv/bin/torchrun", *STATIC_FLAGS, *NPROC, *OPTION_FLAGS, "t.py"),
-        env={"PET_FOO": "bar", "PATH": "/bin", "OMP_NUM_THREADS": "4"},
+        env={"PET_FOO": "bar", "PATH": "/bin", "OMP_NUM_THREADS": "4", **NEWER},
         elastic_agent=True,
     )
     assert expected == torchrun.command(job(environ, "t.py"))

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,14 @@ from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, Command, Job, build
 from trainer_agent.launchers.autopsy import Autopsy
 from trainer_agent.launchers.outcome import outcome
-from trainer_agent.launchers.supervise import Ended, cannot_start, is_shell, supervise
+from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.launchers.torchrun_flags import findings, own_torchrun, told
 from trainer_agent.log import get_logger
-from trainer_agent.mpi.suits import is_mpi
+from trainer_agent.mpi.suits import is_mpi, is_mpirun_of_env, refuse_hostfile
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
-from trainer_agent.rendezvous import wait_for_master
+from trainer_agent.process import holds_terminal
+from trainer_agent.rendezvous import tracker_takes_probes, wait_for_master
+from trainer_agent.shells import is_shell
 from trainer_agent.termination import tell, tell_error, with_tail
 from trainer_agent.topology import LAUNCHER, NPROC_WORDS, Topology, read_topology
 from trainer_agent.wrappers import is_wrapper, restore_signals, unwrapped
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 # torchrun kills its ranks this long before we would kill torchrun, so that it can still tell what happened.
 SHUTDOWN_MARGIN_S = 2
 STEPS = "TRAINER_AGENT_RUN_STEPS"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MEMORY = Path("/dev/shm")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -55,16 +59,18 @@ def launch(script: tuple[str, ...], **settings: Any) -> int:
     trainer-agent launch --dry-run -- train.py
     trainer-agent launch --launcher python -- -m package.module
     """
-    return start(LaunchOptions(**settings), script, read_environ(script, os.environ), Host())
+    options = LaunchOptions(**settings)
+    return start(options, script, read_environ(script, os.environ, hostfile=options.hostfile), Host())
 
 
-def read_environ(script: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def read_environ(script: tuple[str, ...], environ: Mapping[str, str], *, hostfile: str | None) -> dict[str, str]:
     """
     Return the variables that count: with what the flags of the user's own torchrun say, and what we start marked.
 
     A shell may start torchrun, and flags that we cannot see yet say who the nodes are: then our wrapper launches it.
     """
-    if script and is_shell(script) and not is_mpi(script, environ):
+    finds_wrappers = script and (is_shell(script) or is_mpirun_of_env(script))
+    if finds_wrappers and not is_mpi(script, environ, hostfile=hostfile):
         return {**environ, STEPS: "launch"}
     if script:
         for finding in findings(script, environ):
@@ -82,9 +88,12 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         if command.mpi:
             return _start_mpi(options, command, host)
         if not topology.single_node:
-            wait_for_master(topology, host, timeout_s=options.rendezvous_timeout)
+            worker = topology.runtime == "xgboost" and topology.node_rank != 0
+            probe = worker and tracker_takes_probes(script, python_of(options, environ), environ)
+            wait_for_master(topology, host, timeout_s=options.rendezvous_timeout, probe=probe)
         supervised = os.getpid() == 1 if options.supervise is None else options.supervise
-        get_logger().info("launching", command=shlex.join(command.argv), supervised=supervised)
+        shown = shlex.join(redact_all(command.argv, secrets_in(environ)))  # quotes would break a secret up
+        get_logger().info("launching", command=shown, supervised=supervised)
         return _supervise(options, command, topology, host) if supervised else _become(command)
     except AgentError as error:
         tell_error(options.termination_log, error, environ)
@@ -125,7 +134,7 @@ def read_job(
     Raises:
         AgentError: this node cannot do what was asked, or an MPI job has no hostfile or no mpirun.
     """
-    python = options.python or training_python(environ)
+    python = python_of(options, environ)
     mpi = _read_mpi(options, topology, script, environ, python=python)
     return Job(
         topology=topology,
@@ -140,13 +149,25 @@ def read_job(
     )
 
 
+def python_of(options: LaunchOptions, environ: Mapping[str, str]) -> str:
+    """Return the training environment's Python."""
+    return options.python or training_python(environ)
+
+
 def _read_mpi(
     options: LaunchOptions, topology: Topology, script: tuple[str, ...], environ: Mapping[str, str], *, python: str
 ) -> Plan | None:
-    """Return what an MPI job is made of; a controller of another kind knows better than a variable of the image."""
-    if options.launcher not in ("mpirun", AUTO):
-        return None
-    if options.launcher == AUTO and not (topology.runtime in ("plain", "mpi") and is_mpi(script, environ)):
+    """
+    Return what an MPI job is made of; a controller of another kind knows better than a variable of the image.
+
+    Raises:
+        FatalError: there is no hostfile or no mpirun, or a hostfile for what is no MPI job.
+    """
+    found = topology.runtime in ("plain", "mpi") and is_mpi(script, environ, hostfile=options.hostfile)
+    if options.launcher != "mpirun" and not (options.launcher == AUTO and found):
+        if options.hostfile:
+            kind = {"runtime": topology.runtime, "launcher": options.launcher}
+            refuse_hostfile(options.hostfile, script, environ=environ, **kind)
         return None
     from trainer_agent.mpi.prepare import read_plan
 
@@ -249,28 +270,56 @@ def _start_mpi(options: LaunchOptions, command: Command, host: Host) -> int:
 
 def _supervise(options: LaunchOptions, command: Command, topology: Topology, host: Host) -> int:
     kills_before = read_limits(host).oom_kills
-    with _scratch() as scratch:
-        error_file = scratch / "error.json"
-        env = dict(command.env)
-        if command.elastic_agent:
-            # Variables, not flags: an older torchrun ignores what it does not know.
-            env.setdefault("PET_EVENT_LOG_HANDLER", "console")
-            env.setdefault("PET_SHUTDOWN_TIMEOUT", str(max(1, int(options.grace) - SHUTDOWN_MARGIN_S)))
-            env["TORCHELASTIC_ERROR_FILE"] = str(error_file)
-        autopsy = Autopsy(elastic_agent=command.elastic_agent, error_file=error_file)
-        ended = supervise(command.argv, env, grace_s=options.grace, feed=autopsy.feed)
+    with _for_torchrun(options, command) if command.elastic_agent else nullcontext((command.env, None)) as (env, file):
+        autopsy = Autopsy(elastic_agent=command.elastic_agent, error_file=file)
+        # Who sits at the terminal reads the last words there, and a shell without a terminal for them has no prompt.
+        watched = holds_terminal() and os.isatty(2) and not command.elastic_agent
+        ended = supervise(command.argv, env, grace_s=options.grace, feed=None if watched else autopsy.feed)
         kills = (read_limits(host).oom_kills or 0) - (kills_before or 0)
         message = outcome(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
     return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 
 
 @contextmanager
+def _for_torchrun(options: LaunchOptions, command: Command) -> Iterator[tuple[Mapping[str, str], Path]]:
+    """
+    Yield the environment in which torchrun tells us what happens, and the file where a rank writes its error.
+
+    A file of the user's gets the same at the end: torchrun removes its own, which it cannot where it is a mount.
+    """
+    theirs = command.env.get(ERROR_FILE)
+    with _scratch() as scratch:
+        file = scratch / "error.json"
+        env = {**command.env, ERROR_FILE: str(file)}
+        # Variables, not flags: an older torchrun ignores what it does not know.
+        env.setdefault("PET_EVENT_LOG_HANDLER", "console")
+        env.setdefault("PET_SHUTDOWN_TIMEOUT", str(max(1, int(options.grace) - SHUTDOWN_MARGIN_S)))
+        if scratch.parent == MEMORY:
+            env["TMPDIR"] = str(scratch)  # torchrun makes a directory of its own
+        yield env, file
+        if theirs and file.exists():
+            _hand_on(file, theirs)
+
+
+def _hand_on(file: Path, to: str) -> None:
+    try:
+        Path(to).write_bytes(file.read_bytes())
+    except OSError as error:
+        message = f"cannot write a rank's error to {ERROR_FILE}={to}: {error.strerror}"
+        get_logger().warning(message, code="not-writable")
+
+
+@contextmanager
 def _scratch() -> Iterator[Path]:
-    """Yield a directory that is gone afterwards."""
+    """Yield a directory that is gone afterwards, in memory where no other place can be written."""
     import tempfile
 
+    make = partial(tempfile.TemporaryDirectory, prefix="trainer-agent-", ignore_cleanup_errors=True)
     try:
-        directory = tempfile.TemporaryDirectory(prefix="trainer-agent-", ignore_cleanup_errors=True)
+        try:
+            directory = make()
+        except OSError:
+            directory = make(dir=MEMORY)
     except OSError as error:
         hint = "mount an emptyDir at /tmp, or set TMPDIR to a writable directory; torchrun needs one too"
         raise FatalError(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.env import whole_number
 from trainer_agent.launchers import Command, Job, is_python_file
-from trainer_agent.launchers.torchrun import FLAGS, TOPOLOGY, VALUES, YES, elastic_env, options, rendezvous_conf
+from trainer_agent.launchers.torchrun import elastic_env, options, rendezvous_conf
+from trainer_agent.topology import PET_TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ def suits(job: Job) -> bool:
 
 def command(job: Job) -> Command:
     """Return the command with machines, processes (of the whole job) and the meeting place; the user's flags win."""
-    more, env = _options(job), _env(job)
+    more, env = _options(job), elastic_env(job, (*PET_TOPOLOGY, *OPTIONS))
     if not isinstance(job.nproc.value, int):
         argv = (*job.script[:2], *more, *job.script[2:])
         return Command(argv, env, elastic_agent=True, note="the number of processes is left to accelerate")
@@ -84,18 +85,6 @@ def _given(words: Sequence[str]) -> dict[str, str]:
             given[name[2:].replace("-", "_")] = value if equals else following
         last = word
     return given
-
-
-def _env(job: Job) -> dict[str, str]:
-    """Return the environment with the variables that torchrun shall read, none that it answers with a traceback."""
-    env = elastic_env(job, (*TOPOLOGY, *OPTIONS))
-    for name in {*VALUES, *FLAGS} & env.keys():
-        value = env[name].strip()
-        if not value or (name in FLAGS and value.lower() not in YES):
-            del env[name]
-        elif name in FLAGS:
-            env[name] = "1"
-    return env
 
 
 def _options(job: Job) -> list[str]:

@@ -2,8 +2,8 @@
 Find out why a training run failed: which rank first, how, and its last words.
 
 torchrun itself exits 1 whatever happened. What it knows it says in events (`--event-log-handler console`, one JSON
-object a line on standard error), in one log line for the rank it saw fail first, and in an error file when the
-script uses @record.
+object a line on standard error; from torch 2.8 on), in one log line for the rank it saw fail first, and in an error
+file when the script uses @record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TORCHRUN_LINE = re.compile(
     # Said by every store whose peer has no name for its address, as pods have none: nobody's last words.
     rb"|^\[W\d{4} [\d:.]+ socket\.cpp:\d+\] \[c10d\]"
 )
-FIRST_FAILURE = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+FIRST_FAILURE = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 TRACEBACK = "Traceback (most recent call last):"
 # Exceptions of a rendezvous that nobody joined, by the names torch gives them.
 RENDEZVOUS_ERRORS = (
@@ -46,9 +46,11 @@ SAME_MOMENT_S = 5.0
 @dataclass(frozen=True)
 class Failure:
     """
-    The first failing rank; `rank` is None where the command has no ranks.
+    The first failing rank.
 
     Args:
+        rank: its number in the whole job, None where nobody says it, as torchrun up to 2.7 does not.
+        local_rank: its number on this node, None where the command has no ranks.
         exit_code: the rank's own, negative for a signal.
         error: its last words, the end of its traceback.
     """
@@ -65,8 +67,9 @@ class Failure:
 
     def __str__(self) -> str:
         """Return who failed and how, in words."""
-        who = "the command" if self.rank is None else f"rank {self.rank} (local rank {self.local_rank})"
-        return f"{who} {ending(self.exit_code)}"
+        local = f"local rank {self.local_rank}"
+        who = local if self.rank is None else f"rank {self.rank} ({local})"
+        return f"{'the command' if self.local_rank is None else who} {ending(self.exit_code)}"
 
 
 class Autopsy:
@@ -81,6 +84,7 @@ class Autopsy:
         self.failed: list[dict[str, Any]] = []
         self.observed_pid = 0
         self.observed_at = 0.0
+        self.observed: dict[str, Any] | None = None  # the last that torchrun saw fail first
         self.tail: deque[bytes] = deque()
         self.tail_bytes = 0
 
@@ -90,7 +94,8 @@ class Autopsy:
             return not self._event(line)
         first = FIRST_FAILURE.search(line) if self.elastic_agent else None
         if first:
-            self.observed_pid, self.observed_at = int(first[2]), time.monotonic()
+            self.observed_pid, self.observed_at = int(first[3]), time.monotonic()
+            self.observed = {"rank": None, "local_rank": int(first[2]), "exit_code": int(first[1])}
         if not self.observed_pid and not (self.elastic_agent and TORCHRUN_LINE.match(line)):
             self._keep(line)
         return True
@@ -98,7 +103,7 @@ class Autopsy:
     def failure(self, code: int) -> Failure:
         """Return the first failure of a command that ended with `code`, the shell's exit code."""
         own = 128 - code if code - 128 in signal.valid_signals() else code  # 255 is no signal, but exit(-1)
-        worker = self._culprit()
+        worker = self._culprit() or (self.observed if self.observed_pid else None)
         if worker is None:
             return Failure(None, None, own, self._last_words())
         return Failure(
@@ -108,7 +113,7 @@ class Autopsy:
     @property
     def never_met(self) -> str:
         """Why the nodes never met, when that is why no rank was started; else empty."""
-        if self.workers_started or not self.elastic_agent:
+        if self.workers_started or self.observed or not self.elastic_agent:
             return ""
         # A c10d store that never answers fails before there is an agent to make an event of it.
         return self.rendezvous_error or _rendezvous_error(self._last_words())

@@ -30,8 +30,8 @@ def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) ->
         }
     failure = autopsy.failure(ended.code)
     facts: dict[str, Any] = {"exit_code": failure.code, "reason": f"{failure} on {hostname}", "host": hostname}
-    if failure.rank is not None:
-        facts |= {"rank": failure.rank, "local_rank": failure.local_rank}
+    ranks = {"rank": failure.rank, "local_rank": failure.local_rank}
+    facts |= {name: rank for name, rank in ranks.items() if rank is not None}
     if oom_kills > 0:
         reason = f"out of memory: the kernel killed {oom_kills} process(es) of this container; {failure} on {hostname}"
         facts |= {

@@ -27,9 +27,12 @@ from trainer_agent.process import (
     ended_children,
     ending,
     exit_code,
+    hear_of_children,
+    heeded,
     kill_descendants,
     spawn,
 )
+from trainer_agent.shells import below_shell, living
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,17 +74,19 @@ class _Several:
         self.env = env
         self.grace_s = grace_s
         self.running: dict[int, int] = {}
+        self.told: set[int] = set()  # what shells wait for, which hears of their signals, too
+        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
         self.failed: tuple[int, int] | None = None
         self.stopping = False
         self.deadline = float("inf")
 
     def run(self) -> int:
-        waited = {*FORWARDED, signal.SIGCHLD}
+        waited = {*heeded(FORWARDED), signal.SIGCHLD}
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
         try:
             adopt_orphans()
             self._start()
-            while self.running:
+            while self.running or living(self.awaited):
                 self._step(waited)
         finally:
             if children_left():
@@ -121,7 +126,11 @@ class _Several:
             self._send(info.si_signo)
 
     def _send(self, signum: int) -> None:
-        for pid in self.running:
+        for pid in self.running if signum in STOPPING else ():
+            told, spared = below_shell(pid, signum)
+            self.told |= {*told}
+            self.awaited |= {*told, *spared}
+        for pid in (*self.running, *self.told):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
@@ -129,6 +138,8 @@ class _Several:
         """Collect what has ended; of those that failed in one moment, what a signal killed is the cause."""
         failed = []
         for pid, status in ended_children():
+            self.told.discard(pid)
+            self.awaited.discard(pid)
             index = self.running.pop(pid, None)
             if index is not None and status:
                 failed.append((not os.WIFSIGNALED(status), index, status))
@@ -143,6 +154,7 @@ class _Several:
 def main(arguments: Sequence[str]) -> int:
     """Run what the command line says; errors become one line of the log."""
     argv, each = _parse(arguments)
+    hear_of_children()
     log.configure(os.environ, form=os.environ.get(LOG_FORMAT, "auto"))
     try:
         return several(argv, os.environ, each)

@@ -7,6 +7,7 @@ Signals are blocked and taken one by one with sigtimedwait, so none is lost betw
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,30 +20,35 @@ from trainer_agent.errors import FatalError
 from trainer_agent.log import get_logger
 from trainer_agent.process import (
     adopt_orphans,
-    catches,
-    descendants,
     ended_children,
     exit_code,
+    hand_terminal,
+    heeded,
     holds_terminal,
-    is_alive,
     kill_descendants,
     signal_name,
     spawn,
     take_terminal,
+    terminal_group,
+    was_stopped,
+    write_whole,
 )
+from trainer_agent.shells import below_shell, living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
-SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
 # Without a deadline sigtimedwait still wants a number of seconds.
 NO_DEADLINE_S = 3600.0
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
 DRAIN_SECONDS = 2.0
 # An event of torchrun holds a failing rank's whole message on one line, escaped three times over.
 LONGEST_LINE = 4 << 20
+# A prompt has no line end: this long it may be held back, except where an event may begin.
+PROMPT_S = 0.2
+EVENT_BEGINS = b"{"
 
 
 @dataclass(frozen=True)
@@ -101,8 +107,10 @@ class _Supervisor:
         self.feed = feed
         self.companion = companion
         self.child = 0
-        self.shell = False
-        self.awaited: list[int] = []  # what a shell left behind that was told to end
+        self.told: set[int] = set()  # what a shell waits for, which hears of its signals, too
+        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
+        self.terminal = terminal_group() >= 0
+        self.lent = False  # whether the command has had the terminal from us
         self.status: int | None = None
         self.signum = 0
         self.deadline = float("inf")
@@ -110,30 +118,30 @@ class _Supervisor:
         self.reaped = 0
 
     def run(self, argv: Sequence[str], env: Mapping[str, str]) -> Ended:
-        waited = {*FORWARDED, signal.SIGCHLD}
+        waited = {*heeded(FORWARDED), signal.SIGCHLD}
         # While the terminal is the command's, one with `stty tostop` would stop us at the next line of the log.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*waited, signal.SIGTTOU})
-        started, terminal = time.monotonic(), holds_terminal()
+        started, self.lent = time.monotonic(), holds_terminal()
         try:
             adopt_orphans()
-            pump = self._start(argv, env, terminal=terminal)
+            pump = self._start(argv, env)
             if self.companion:
                 self.companion.start(self.child)
-            while self.status is None or any(is_alive(pid) for pid in self.awaited):
+            while self.status is None or living(self.awaited):
                 self._step(waited)
             self._sweep()
             if pump:
                 pump.join(DRAIN_SECONDS)
         finally:
-            if terminal:
+            if self.lent:
                 take_terminal()
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         return Ended(exit_code(self.status), self.signum, self.killed, self.reaped, time.monotonic() - started)
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str], *, terminal: bool) -> threading.Thread | None:
+    def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> threading.Thread | None:
         read, write = os.pipe() if self.feed else (-1, -1)
         try:
-            process = spawn(argv, env=env, stderr=write if self.feed else None, terminal=terminal)
+            process = spawn(argv, env=env, stderr=write if self.feed else None, terminal=self.lent)
         except OSError as error:
             if self.feed:
                 os.close(read)
@@ -141,7 +149,7 @@ class _Supervisor:
         finally:
             if self.feed:
                 os.close(write)
-        self.child, self.shell = process.pid, is_shell(argv)
+        self.child = process.pid
         process.returncode = 0  # we reap it ourselves, with everybody else's orphans
         if not self.feed:
             return None
@@ -166,20 +174,55 @@ class _Supervisor:
 
         A shell without a trap hands nothing on: what it waits for gets a stopping signal, too, and outlives it.
         """
-        if signum in STOPPING:
-            get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
+        if signum == signal.SIGCONT and self.terminal:
+            self._continue()
+        elif signum not in STOPPING:
+            self._send(signum)
+        else:
             self.signum = self.signum or signum
             self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
-            if self.companion and self.companion.stop(signum):
-                return
-            if self.shell and not catches(self.child, signum):
-                self.awaited += descendants(self.child, recursive=False)
-        for pid in (self.child, *self.awaited):
+            if not (self.companion and self.companion.stop(signum)):
+                told, spared = below_shell(self.child, signum)
+                self.told |= {*told}
+                self.awaited |= {*told, *spared}
+                self._send(signum)
+                self._send_group(signal.SIGCONT)  # who is stopped would hear of it when the grace is over
+            get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
+
+    def _send(self, signum: int) -> None:
+        for pid in (self.child, *self.told):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
+    def _send_group(self, signum: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child, signum)
+
+    def _pause(self) -> None:
+        """
+        Ctrl-Z stops the command's group alone: be stopped with ours, so that the user's shell has the terminal again.
+
+        Where nobody could have us go on, as in a container, the kernel does not stop us, and the command goes on.
+        """
+        if self.lent:
+            take_terminal()
+            self.lent = False
+        os.kill(0, signal.SIGTSTP)
+        self._continue()
+
+    def _continue(self) -> None:
+        """Let the command go on: with the terminal after `fg`, without it after `bg`."""
+        if holds_terminal():
+            hand_terminal(self.child)
+            self.lent = True
+        self._send_group(signal.SIGCONT)
+
     def _reap(self) -> None:
+        if self.terminal and was_stopped(self.child):
+            self._pause()
         for pid, status in ended_children():
+            self.told.discard(pid)
+            self.awaited.discard(pid)
             if pid == self.child:
                 self.status = status
             else:
@@ -201,11 +244,6 @@ class _Supervisor:
         self._reap()
 
 
-def is_shell(argv: Sequence[str]) -> bool:
-    """Return whether a command is a shell with a script of its own."""
-    return argv[0].rpartition("/")[2] in SHELLS
-
-
 def cannot_start(argv: Sequence[str], error: OSError) -> FatalError:
     """Return the error for a command that the kernel refused."""
     return FatalError(
@@ -220,21 +258,34 @@ def _pump(read: int, feed: Callable[[bytes], bool]) -> None:
     try:
         for line in _lines(read):
             if feed(line):
-                with suppress(OSError):
-                    sys.stderr.buffer.write(line)
-                    sys.stderr.buffer.flush()
+                write_whole(sys.stderr.fileno(), line)
     finally:
         os.close(read)
 
 
 def _lines(read: int) -> Iterator[bytes]:
-    """Yield lines, and at once what ends in a carriage return: a progress bar may not end its line for an hour."""
-    parts: list[bytes] = []
-    while chunk := os.read(read, 1 << 16):
-        for part in chunk.splitlines(keepends=True):
-            parts.append(part)
-            if part.endswith((b"\n", b"\r")) or sum(map(len, parts)) >= LONGEST_LINE:
-                yield b"".join(parts)
-                parts = []
-    if parts:
-        yield b"".join(parts)
+    """
+    Yield lines, and at once what ends in a carriage return: a progress bar may not end its line for an hour.
+
+    What has no end for a moment, as a prompt, is yielded in pieces.
+    """
+    held, since = bytearray(), 0.0
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+    while True:
+        waiting = held and not held.startswith(EVENT_BEGINS)
+        left = max(0.0, since + PROMPT_S - time.monotonic()) if waiting else None
+        if not poll.poll(None if left is None else 1000 * left):
+            yield bytes(held)
+            held.clear()
+        elif chunk := os.read(read, 1 << 16):
+            for part in chunk.splitlines(keepends=True):
+                since = since if held else time.monotonic()
+                held += part
+                if part.endswith((b"\n", b"\r")) or len(held) >= LONGEST_LINE:
+                    yield bytes(held)
+                    held.clear()
+        else:
+            break
+    if held:
+        yield bytes(held)

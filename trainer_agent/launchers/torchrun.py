@@ -8,39 +8,21 @@ from typing import TYPE_CHECKING
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers import Command, Job, base_env, is_python_file
 from trainer_agent.launchers.torchrun_flags import own_torchrun
+from trainer_agent.topology import PET_FLAGS, PET_NAMES, PET_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-# Every option of torchrun 2.13 that a PET_ variable can set, beside the topology's own.
 WHOLE, DECIMAL = "[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]+)?"
 NUMBERS = {"PET_MAX_RESTARTS": WHOLE, "PET_MONITOR_INTERVAL": DECIMAL, "PET_SHUTDOWN_TIMEOUT": WHOLE}
-VALUES = (
-    *NUMBERS,
-    "PET_START_METHOD",
+# What torchrun has learned since 2.4: an older one ignores the variable, and would refuse the flag.
+NEWER = (
     "PET_EVENT_LOG_HANDLER",
-    "PET_ROLE",
-    "PET_LOG_DIR",
-    "PET_REDIRECTS",
-    "PET_TEE",
-    "PET_LOCAL_RANKS_FILTER",
+    "PET_SHUTDOWN_TIMEOUT",
+    "PET_SIGNALS_TO_HANDLE",
     "PET_DUPLICATE_STDOUT_FILTERS",
     "PET_DUPLICATE_STDERR_FILTERS",
-    "PET_LOCAL_ADDR",
-    "PET_SIGNALS_TO_HANDLE",
-)
-FLAGS = ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH", "PET_VIRTUAL_LOCAL_RANK")
-TOPOLOGY = (
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
-    "PET_NODE_RANK",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
-    "PET_RDZV_BACKEND",
-    "PET_RDZV_ENDPOINT",
-    "PET_RDZV_ID",
-    "PET_RDZV_CONF",
-    "PET_STANDALONE",
+    "PET_VIRTUAL_LOCAL_RANK",
 )
 YES, NO = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
@@ -64,12 +46,17 @@ def command(job: Job) -> Command:
     return Command((*agent, *meeting, *nproc(job), *options(job.environ), *own), elastic_env(job), elastic_agent=True)
 
 
-def elastic_env(job: Job, replaced: Iterable[str] = (*TOPOLOGY, *VALUES, *FLAGS)) -> dict[str, str]:
-    """Return the environment without the PET_* variables that the flags replace."""
+def elastic_env(job: Job, replaced: Collection[str] = PET_NAMES - {*NEWER}) -> dict[str, str]:
+    """Return the environment without the PET_* variables that the flags replace, others as torchrun can read them."""
     env = base_env(job)
-    if not job.keep_pet_env:
-        for name in replaced:
-            env.pop(name, None)
+    for name in PET_NAMES & env.keys():
+        value = env[name].strip()
+        if name in replaced and not job.keep_pet_env:
+            del env[name]
+        elif name in PET_FLAGS and value.lower() in YES:
+            env[name] = "1"
+        elif name in PET_FLAGS or (name in PET_VALUES and not value):
+            del env[name]
     return env
 
 
@@ -128,19 +115,22 @@ def rendezvous_conf(job: Job) -> str:
     return ",".join(f"{k}={v}" for k, v in conf.items())
 
 
-def options(environ: Mapping[str, str], names: Iterable[str] = (*VALUES, *FLAGS)) -> list[str]:
+def options(environ: Mapping[str, str], names: Iterable[str] = (*PET_VALUES, *PET_FLAGS)) -> list[str]:
     """
     Return the flags for the PET_* variables that have nothing to do with the topology, or for some of them.
+
+    What every torchrun does not know gets none; its values are looked at all the same.
 
     Raises:
         FatalError: a value that torchrun would answer with a traceback.
     """
-    return [word for name in names for word in _option(name, environ.get(name, "").strip())]
+    words = {name: [*_option(name, environ.get(name, "").strip())] for name in names}
+    return [word for name in names if name not in NEWER for word in words[name]]
 
 
 def _option(name: str, value: str) -> Iterator[str]:
     flag = "--" + name.removeprefix("PET_").lower().replace("_", "-")
-    if name in FLAGS:
+    if name in PET_FLAGS:
         if value.lower() not in YES | NO:
             raise FatalError("pet-invalid", f"{name}={value!r} is neither 1 nor 0", hint=f"set {name}=1, or remove it")
         if value.lower() in YES:
