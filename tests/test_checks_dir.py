@@ -164,6 +164,7 @@ def test_a_finding_counts_as_one_of_ours_does(put, result):
         ("yes", "it wrote more than 1 MiB to standard output"),
         ("printf '\\377'", "it printed bytes that are not UTF-8"),
         ("cat", "it printed nothing, wanted one JSON object"),
+        ("kill -9 $(cut -d' ' -f4 /proc/$$/stat); sleep 9", "widgets.sh: its guard was killed. It says"),
         ("#!/no/such/interpreter", "cannot be started: No such file or directory; wanted a first line such as"),
     ],
 )

@@ -18,6 +18,13 @@ from trainer_agent.errors import ConfigurationError, FatalError, Finding, RetryE
 AGENT = (sys.executable, "-m", "trainer_agent")
 
 
+@pytest.fixture(autouse=True)
+def _own_log():
+    """Take the log back that the command line made for a standard error of a test."""
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture
 def command(monkeypatch):
     """Put a command `stand-in` into the table that does what the test says."""
@@ -29,8 +36,7 @@ def command(monkeypatch):
         monkeypatch.setitem(cli.COMMANDS, "stand-in", ("stand_in:stand_in", "Stand in."))
         return lambda: cli.run(["stand-in"])
 
-    yield install
-    structlog.reset_defaults()
+    return install
 
 
 def raising(error):
@@ -180,6 +186,32 @@ def test_signals_in_our_own_code(tmp_path, signum, code):
         assert (code, b"") == (agent.wait(timeout=10), agent.stderr.read())
 
 
+def test_a_signal_before_the_command_line_is_there(tmp_path):
+    """While click is imported, too, SIGTERM ends us with 143 and without a traceback."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "click.py").write_text("import os; open(os.environ['FIFO']).read()")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "FIFO": str(fifo)}
+    # Opening the other end returns when the import has opened its own.
+    with subprocess.Popen([*AGENT, "checks"], env=environ, stderr=subprocess.PIPE) as agent, fifo.open("w"):
+        agent.send_signal(signal.SIGTERM)
+        assert (143, b"") == (agent.wait(timeout=10), agent.stderr.read())
+
+
+@pytest.mark.parametrize("words", [("preflight",), ("run", "--", "true")])
+def test_a_bad_value_names_its_variable(words):
+    """It may be set in a runtime far away; the command line needs no such word."""
+    by_variable = run(*words, TRAINER_AGENT_PREFLIGHT_TIMEOUT="60s")
+    by_option = run("preflight", "--timeout", "60s")
+
+    message = "Error: Invalid value for '--timeout': '60s' is not a valid seconds"
+    assert (2, f"{message} (from TRAINER_AGENT_PREFLIGHT_TIMEOUT).") == (
+        by_variable.returncode,
+        by_variable.stderr.splitlines()[-1],
+    )
+    assert f"{message}." == by_option.stderr.splitlines()[-1]
+
+
 def test_output_that_the_terminal_cannot_show():
     """An argument with bytes that are no UTF-8 is shown, not an error."""
     done = run("explain", "--", "/x/\udcff.sh", PYTHONIOENCODING="utf-8:strict")
@@ -196,10 +228,11 @@ def test_the_log_format_of_a_variable(tmp_path):
     assert (" [error    ]", "report-unreadable") == (console.stderr[8:20], json.loads(lines.stderr)["code"])
 
 
-def test_a_full_disk_is_no_bug_of_ours():
+@pytest.mark.parametrize("word", ["checks", "--help", "--version"])
+def test_a_full_disk_is_no_bug_of_ours(word):
     """Nobody can write to /dev/full: exit 20 and a message, not 70 and a traceback."""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*AGENT, "checks"], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False)
+        done = subprocess.run([*AGENT, word], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False)
 
-    assert done.returncode == 20
-    assert json.loads(done.stderr.splitlines()[-1])["code"] == "system-exhausted"
+    (line,) = done.stderr.splitlines()
+    assert (20, "system-exhausted") == (done.returncode, json.loads(line)["code"])

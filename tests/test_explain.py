@@ -49,7 +49,7 @@ def gathered(tmp_path, environ, *, script=("train.py",), options=OPTIONS):
     host.put("/sys/fs/cgroup/cgroup.controllers")
     host.put("/sys/fs/cgroup/cpu.max", "600000 100000\n")
     host.put("/sys/fs/cgroup/memory.max", str(3 << 29))
-    return gather(options, script, environ, host)
+    return gather(options, script, environ, host, known=("TRAINER_AGENT_LAUNCH_GRACE",))
 
 
 def test_all_of_a_job(tmp_path):
@@ -183,3 +183,26 @@ def test_no_secret_breaks_the_document(secret):
 def test_exit_codes(environ, code):
     """The exit code is what launch would give up with."""
     assert code == explain(**environ).returncode
+
+
+def test_passwords_in_uris_are_not_shown():
+    """Whatever the variable is called; other values keep their characters."""
+    uris = "https://user:secret1@one/path?token=secret2, http://user:secret3@two"
+    done = explain("--output", "json", TRAINER_AGENT_STATUS_URL=uris, PET_RDZV_ENDPOINT="c10d://u:secret4@here:1")
+
+    assert "secret" not in done.stdout + done.stderr
+    values = {row["setting"]: row["value"] for row in json.loads(done.stdout)["settings"]}
+    assert "https://***@one/path, http://***@two" == values["TRAINER_AGENT_STATUS_URL"]
+
+
+def test_a_variable_that_nobody_reads_is_no_option():
+    """The nearest is named; a variable that a check of somebody else's may read is none of ours."""
+    known = ("INIT_ALL_STREAMS", "PREFLIGHT_NODE_NAME", "CHECKS_CHECKS_DIR", "LOG_FORMAT", "GPU_THRESHOLDS")
+    environ = {f"TRAINER_AGENT_{name}": "auto" for name in (*known, "PREFLIGHT_SKP", "ACME_WIDGETS")}
+    done = explain("--output", "json", **environ)
+
+    effects = {row["setting"]: row["effect"] for row in json.loads(done.stdout)["settings"]}
+    no = "no option of trainer-agent"
+    assert f"{no}, which has TRAINER_AGENT_PREFLIGHT_SKIP" == effects["TRAINER_AGENT_PREFLIGHT_SKP"]
+    assert no == effects["TRAINER_AGENT_ACME_WIDGETS"]
+    assert {"an option of trainer-agent"} == {effects[f"TRAINER_AGENT_{name}"] for name in known}

@@ -35,6 +35,29 @@ CATALOGUE = {
     "shm": "acme_checks:shm",
 }
 """
+SLOPPY = """
+from trainer_agent.check import Outcome, check
+
+def broken(context):
+    raise KeyError("widgets")
+
+@check("sloppy-deadline", rules=(), timeout_s=broken)
+def deadline(context):
+    '''Has it a deadline?'''
+    return Outcome("fine")
+
+@check("sloppy-thresholds", rules=(), thresholds=broken)
+def thresholds(context):
+    '''Has it thresholds?'''
+    return Outcome("fine")
+
+@check("sloppy-shape", rules=(), thresholds=lambda context: {"widgets": 3})
+def shape(context):
+    '''Are they what they should be?'''
+    return Outcome("fine")
+
+CATALOGUE = {f"sloppy-{name}": f"sloppy:{name}" for name in ("deadline", "thresholds", "shape")}
+"""
 
 CHECKS = '''
 import ctypes, os, pathlib, signal
@@ -181,6 +204,27 @@ def test_all_of_them_are_listed_for_a_program(agent):
 
     assert [*OURS, "acme-good"] == list(listed)[: len(OURS) + 1]
     assert ("acme", True) == (listed["acme-absent"]["provider"], "cannot be loaded" in listed["acme-absent"]["error"])
+
+
+@pytest.mark.parametrize(
+    "name, deadline, broken",
+    [
+        ("sloppy-deadline", None, "its timeout_s gives KeyError: 'widgets'"),
+        ("sloppy-thresholds", 5.0, "its thresholds gives KeyError: 'widgets'"),
+        ("sloppy-shape", 5.0, "its thresholds gives TypeError: 'int' object is not subscriptable"),
+    ],
+)
+def test_one_that_breaks_when_it_is_asked_is_explained_all_the_same(agent, tmp_path, name, deadline, broken):
+    """It is no bug of ours, and the others are listed."""
+    install(tmp_path, "sloppy", "sloppy", sloppy=SLOPPY)
+
+    text, told, everything = agent("checks", name), agent("checks", name, "--output", "json"), agent("checks")
+
+    assert (0, 0, 0) == (text.returncode, told.returncode, everything.returncode)
+    assert broken in " ".join(text.stdout.split())
+    facts = json.loads(told.stdout)
+    assert (deadline, [broken], {}) == (facts["deadline_s"], facts["broken"], facts["thresholds"])
+    assert 0 == agent("checks", "--output", "json").returncode
 
 
 def test_thresholds_are_those_in_force_here(agent):

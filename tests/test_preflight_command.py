@@ -292,3 +292,36 @@ def test_the_wait_for_rank_0_is_not_cut_by_the_budget(report):
     assert code in (20, 30)
     assert {"rendezvous-dns": "fail"} == statuses(data)
     assert data["duration_s"] > 0.5
+
+
+@pytest.mark.parametrize("value", ['{"idle_c": 80,}', '{"idle": 80}', "/no/such/file", "FIFO"])
+def test_thresholds_with_a_mistake_shut_the_gate(report, tmp_path, value):
+    """Also where the file does not answer, as on a dead file server, and whether there are GPUs or not."""
+    fifo = tmp_path / "thresholds.json"
+    os.mkfifo(fifo)
+    variable = {"TRAINER_AGENT_GPU_THRESHOLDS": value.replace("FIFO", str(fifo))}
+
+    code, data = report("--checks", "gpu-health,gpu-link,shm", "--gate", **variable)
+
+    assert (30, "fatal", "stop") == (code, data["verdict"], data["action"])
+    assert {"gpu-health": "fail", "gpu-link": "fail"} == {n: s for n, s in statuses(data).items() if n != "shm"}
+    shut = [c for c in data["checks"] if c["name"] != "shm"]
+    assert [["gpu-thresholds-invalid"]] * 2 == [[f["code"] for f in c["findings"]] for c in shut]
+    assert data["duration_s"] < 6
+
+
+def test_nobody_reads_standard_output_and_the_report_is_written(tmp_path):
+    """It comes last: neither a full disk behind it nor a reader that went away costs the file or the message."""
+    file, log = tmp_path / "report.json", tmp_path / "termination-log"
+    argv = [sys.executable, "-m", "trainer_agent", "preflight", "--checks", "environment", "--report-file", str(file)]
+    with Path("/dev/full").open("w") as full:
+        environ = {**os.environ, **FAILS}
+        subprocess.run([*argv, "--termination-log", str(log)], env=environ, stdout=full, timeout=60, check=False)
+
+    assert ["fatal", "fatal"] == [json.loads(path.read_text())["verdict"] for path in (file, log)]
+
+
+def test_a_report_file_that_cannot_be_written_leaves_standard_output(preflight):
+    done = preflight("--checks", "environment", "--report-file", "/proc/no/report.json", "--output", "json")
+
+    assert (30, "environment") == (done.returncode, json.loads(done.stdout)["checks"][0]["name"])

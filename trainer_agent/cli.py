@@ -6,7 +6,7 @@ import difflib
 import errno
 import importlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -108,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
         result = main.main(list(argv), prog_name="trainer-agent", standalone_mode=False)
         return int(result or 0)
     except click.UsageError as error:
-        error.show()
+        _with_variable(error).show()
         return ExitCode.USAGE
     except click.exceptions.Exit as leave:
         return leave.exit_code
@@ -127,30 +127,47 @@ def run(argv: Sequence[str]) -> int:
         return _bug(error)
 
 
+def _with_variable(error: click.UsageError) -> click.UsageError:
+    """Return the error with the variable that a bad value comes from: it may be set far away, in a runtime."""
+    if not (isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and error.ctx):
+        return error
+    from trainer_agent.commands.variables import variables_of
+
+    option, context = error.param, error.ctx
+    if context.get_parameter_source(option.name or "") is not click.core.ParameterSource.ENVIRONMENT:
+        return error
+    given = next((name for name in variables_of(option, context) if os.environ.get(name)), "the environment")
+    return click.BadParameter(f"{error.message.removesuffix('.')} (from {given}).", context, option, error.param_hint)
+
+
 def _refused(error: OSError) -> int:
     """Something of this machine is used up: no bug, and the same pod may do better elsewhere."""
     hint = "look at the free space of what standard output goes to, and at the limits of memory, files and processes"
     return _report(RetryError("system-exhausted", f"the system refuses: {error}", hint=hint))
 
 
-def _report(error: AgentError) -> int:
-    from trainer_agent.log import get_logger
+def _logger() -> Any:
+    from trainer_agent import log
 
+    if not log.structlog.is_configured():  # `--help` ends before `main`
+        log.configure(os.environ)
+    return log.get_logger()
+
+
+def _report(error: AgentError) -> int:
     findings = error.findings if isinstance(error, ConfigurationError) else ()
     for finding in findings[1:]:
-        get_logger().error(finding.message, code=finding.code, hint=finding.hint)
+        _logger().error(finding.message, code=finding.code, hint=finding.hint)
     message = findings[0].message if findings else error.message
-    get_logger().error(message, code=error.code, hint=error.hint, exit_code=int(error.exit_code))
+    _logger().error(message, code=error.code, hint=error.hint, exit_code=int(error.exit_code))
     return int(error.exit_code)
 
 
 def _bug(error: Exception) -> int:
-    from trainer_agent.log import get_logger
-
     hint = "this is a bug of trainer-agent; please report it with this log"
     facts = {"code": "bug", "hint": hint, "version": __version__, "exit_code": int(ExitCode.BUG)}
     if isinstance(error, CrashedError) and error.trace:
-        get_logger().error("unexpected error", exception=error.trace, **facts)  # as the child saw it
+        _logger().error("unexpected error", exception=error.trace, **facts)  # as the child saw it
     else:
-        get_logger().error("unexpected error", exc_info=error, **facts)
+        _logger().error("unexpected error", exc_info=error, **facts)
     return ExitCode.BUG

@@ -167,6 +167,8 @@ def _run(name: str, file: str, timeout_s: float, context: Context) -> Outcome:
             memory_bytes=context.limits.for_a_program(),
         )
     except OSError as error:
+        if error.errno is None:  # the guard's own end
+            raise AnswerError(f"{file}: {error}") from error
         why = f"{error.strerror}; wanted a first line such as #!/bin/sh, and a file system not mounted noexec"
         raise AnswerError(f"{file} cannot be started: {why}") from error
     try:

@@ -90,6 +90,7 @@ class _Task:
     timeout_s: float = math.inf
     cwd: str | None = None
     memory_bytes: float | None = None
+    scratch: str | None = None
     stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.PIPE
     fds: tuple[int, ...] = ()
@@ -107,6 +108,7 @@ def run_guarded(
     timeout_s: float,
     memory_bytes: float | None = None,
     cwd: str | None = None,
+    scratch: str | None = None,
 ) -> Ended:
     """
     Run a program to its end, or kill it with all its descendants after `timeout_s` seconds.
@@ -114,10 +116,13 @@ def run_guarded(
     It is killed, too, when it writes more than 1 MiB to standard output, or when its processes together hold more
     than `memory_bytes` of memory of their own. Should the kernel run out of memory, it takes this program first.
 
+    Args:
+        scratch: a directory to remove when the program has ended, also where nobody waits for it any more.
+
     Raises:
         OSError: the program cannot be started.
     """
-    with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes)) as program:
+    with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes, scratch)) as program:
         return program.wait(timeout_s + END_S)
 
 
@@ -230,18 +235,22 @@ def _guard(lifeline: int, answer: int, task: _Task) -> NoReturn:
         adopt_orphans()
         for signum in TERMINATION_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
-        _keep_only(lifeline, answer, *task.given)
+        keep_only(lifeline, answer, *task.given)
         found: object
         try:
             found = _run(task, lifeline)
         except OSError as error:
             found = error
+        if task.scratch:
+            import shutil
+
+            shutil.rmtree(task.scratch, ignore_errors=True)
         with os.fdopen(answer, "wb") as reply:
             pickle.dump(found, reply)
     os._exit(0)
 
 
-def _keep_only(*fds: int) -> None:
+def keep_only(*fds: int) -> None:
     """Close all files but these: whoever waits for the end of our parent's pipes must not wait for us."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in {0, 1, 2} - set(fds):

@@ -20,7 +20,7 @@ from trainer_agent.host import Host
 from trainer_agent.topology import read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 WIDTH = 80
 LABEL = 10  # columns of a rule's labels
@@ -86,15 +86,17 @@ def _facts_or_reason(entry: Listed) -> dict[str, Any]:
 def facts(entry: Listed) -> dict[str, Any]:
     """Return all that is known of a check."""
     check, context = entry.load(), _context()
+    deadline, broken = _asked("timeout_s", lambda: float(check.deadline_s(context)))
+    thresholds, also = _asked("thresholds", lambda: _numbers(check.thresholds(context) if check.thresholds else {}))
     return {
         "name": check.name,
         "question": check.question,
         "provider": entry.provider,
         "target": entry.target,
         "profile": check.profile,
-        "deadline_s": check.deadline_s(context),
+        "deadline_s": deadline,
         "alone_s": check.alone_s,
-        "thresholds": check.thresholds(context) if check.thresholds else {},
+        "thresholds": thresholds or {},
         "rules": [
             {
                 "code": rule.code,
@@ -106,7 +108,26 @@ def facts(entry: Listed) -> dict[str, Any]:
             }
             for rule in check.rules
         ],
+        **({"broken": [*broken, *also]} if broken or also else {}),
     }
+
+
+def _asked(name: str, question: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what a function of a check answers, or None and how it broke: it may be somebody else's."""
+    try:
+        return question(), []
+    except AgentError:  # a setting of ours is wrong
+        raise
+    except Exception as error:  # noqa: BLE001  # somebody else's function
+        return None, [f"its {name} gives {type(error).__name__}: {error}"]
+
+
+def _numbers(thresholds: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return thresholds as they can be printed; raise where they are not what the contract says."""
+    found = {str(name): {"value": t["value"], "origin": str(t["origin"])} for name, t in thresholds.items()}
+    for threshold in found.values():
+        _value(threshold)
+    return found
 
 
 def _context() -> Context:
@@ -125,12 +146,17 @@ def explain(facts: Mapping[str, Any]) -> str:
         "",
         *_wrapped("provider", facts["provider"]),
         *_wrapped("profile", f"{facts['profile']} and above"),
-        *_wrapped("deadline", f"{facts['deadline_s']:g} s{alone}"),
+        *_wrapped("deadline", f"{_seconds(facts['deadline_s'])}{alone}"),
+        *(line for reason in facts.get("broken", ()) for line in _wrapped("broken", reason)),
     ]
     if facts["thresholds"]:
         lines += ["", "thresholds in force here:", *_thresholds(facts["thresholds"])]
     lines += ["", "can find:"] if facts["rules"] else ["", "can find: whatever it prints"]
     return "\n".join([*lines, *(line for rule in facts["rules"] for line in _rule(rule))]) + "\n"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:g} s"
 
 
 def _thresholds(thresholds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,20 +15,23 @@ import click
 from trainer_agent.cgroup import read_limits
 from trainer_agent.commands.launch import read_job
 from trainer_agent.commands.launch_options import LaunchOptions, launch_options
+from trainer_agent.commands.variables import OTHERS, all_variables
 from trainer_agent.env import Setting, redact_all, secrets_in
 from trainer_agent.errors import AgentError, Finding
 from trainer_agent.host import Host
+from trainer_agent.initializers import shown_uri
 from trainer_agent.launchers import build
 from trainer_agent.launchers.torchrun_flags import findings, origins_of, told
 from trainer_agent.topology import LAUNCHER, read_topology
 from trainer_agent.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
 
+URI = re.compile(r"[^\s,;]+://[^\s,;]+")
 COLUMNS = ("setting", "value", "origin", "effect")
 
 
@@ -49,15 +54,28 @@ def explain(output: str, script: tuple[str, ...], **settings: Any) -> int:
     trainer-agent explain
     trainer-agent explain --output json -- train.py
     """
-    found = gather(LaunchOptions(**settings), script or ("train.py",), os.environ, Host())
+    known = (*OTHERS, *all_variables(click.get_current_context().find_root()))
+    found = gather(LaunchOptions(**settings), script or ("train.py",), os.environ, Host(), known=known)
     data = redact_all(found, secrets_in(os.environ))
     click.echo(json.dumps(data, indent=2, ensure_ascii=False) if output == "json" else render(data))
     return int(data["exit_code"])
 
 
-def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> dict[str, Any]:
-    """Return settings, problems and the command; `exit_code` is what `launch` would give up with, or 0."""
-    rows, contradictions = _options(environ), findings(script, environ)
+def gather(
+    options: LaunchOptions,
+    script: tuple[str, ...],
+    environ: Mapping[str, str],
+    host: Host,
+    *,
+    known: Sequence[str],
+) -> dict[str, Any]:
+    """
+    Return settings, problems and the command; `exit_code` is what `launch` would give up with, or 0.
+
+    Args:
+        known: the variables that this program reads.
+    """
+    rows, contradictions = _options(environ, known), findings(script, environ)
     environ = told(script, unwrapped(environ))
     topology = read_topology({**environ, LAUNCHER: options.launcher}, hostname=host.hostname())
     rows = [*_by_flags(topology.settings, script), *_limits(host), *rows]
@@ -76,7 +94,7 @@ def gather(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str
         except AgentError as error:
             problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
             code = int(error.exit_code)
-    settings = [{"setting": s.name, "value": s.value, "origin": s.origin, "effect": s.effect} for s in rows]
+    settings = [{"setting": s.name, "value": _shown(s.value), "origin": s.origin, "effect": s.effect} for s in rows]
     return {
         "runtime": runtime,
         "settings": settings,
@@ -108,12 +126,25 @@ def _limits(host: Host) -> list[Setting]:
     ]
 
 
-def _options(environ: Mapping[str, str]) -> list[Setting]:
+def _shown(value: str) -> str:
+    """Return a value without what may be secret in the URIs that it holds."""
+    return URI.sub(lambda found: shown_uri(found[0]), value)
+
+
+def _options(environ: Mapping[str, str], known: Sequence[str]) -> list[Setting]:
     return [
-        Setting(n, v, "environment", "an option of trainer-agent")
-        for n, v in sorted(environ.items())
-        if n.startswith("TRAINER_AGENT_")
+        Setting(name, value, "environment", _effect(name, known))
+        for name, value in sorted(environ.items())
+        if name.startswith("TRAINER_AGENT_")
     ]
+
+
+def _effect(name: str, known: Sequence[str]) -> str:
+    """Return what a variable of ours is; a check of somebody else's may read one that we do not know."""
+    if name in known:
+        return "an option of trainer-agent"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+    return "no option of trainer-agent" + (f", which has {near[0]}" if near else "")
 
 
 def _mpi(plan: Plan) -> list[Setting]:

@@ -23,6 +23,7 @@ from trainer_agent.env import redact_all, secrets_in, wants_colour
 from trainer_agent.errors import AgentError, ExitCode
 from trainer_agent.executable_checks import add_programs
 from trainer_agent.formats import FORMATS, writer
+from trainer_agent.gang.peers import at_rank_zero
 from trainer_agent.host import Host
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, write_whole
@@ -227,10 +228,12 @@ def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str
     data = json.loads(text)
     stream = sys.stderr if to_stderr else sys.stdout
     shown = writer(options.output)(data, colour=wants_colour(stream, environ))
-    click.echo(shown, file=stream, nl=False)
     tell(options.termination_log, compact(data))
-    if options.report_file:
-        write_whole(options.report_file, text)
+    try:
+        if options.report_file:
+            write_whole(options.report_file, text)
+    finally:  # last, as whoever reads it may be gone
+        click.echo(shown, file=stream, nl=False)
     warned = report.verdict is policy.Verdict.WARN and options.gate
     return int(ExitCode.PASS if warned else report.verdict.exit_code)
 
@@ -312,8 +315,8 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
 
 def _meets(options: PreflightOptions, topology: Topology) -> bool:
     """Whether all nodes of the job meet: when there are several, and it is known how many, where and which is which."""
-    known = topology.runtime == "torch" and not (topology.single_node or topology.elastic) and topology.master_addr
-    return bool(known) and topology.rank_known and options.scope != "node"
+    known = topology.runtime == "torch" and not (topology.single_node or topology.elastic)
+    return known and bool(at_rank_zero(topology).master_addr) and topology.rank_known and options.scope != "node"
 
 
 def _chosen(options: PreflightOptions) -> list[Listed]:
