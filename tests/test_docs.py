@@ -71,7 +71,8 @@ def test_tables_of_what_was_tried_are_those_of_the_cases(program):
 
 def test_every_error_is_documented():
     """A line in docs/errors.md for each code, with its exit codes, and no line for a code that is gone."""
-    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "trainer_agent").rglob("*.py"))]
+    files = [path for folder in ("trainer_agent", "preflight_checks") for path in sorted((ROOT / folder).rglob("*.py"))]
+    trees = [ast.parse(path.read_text()) for path in files]
     known = makers(trees)
     made = [error for tree in trees for error in raised(tree, known)]
     rows = re.findall(r"^\| `(\S+)` \| ([0-9, ]+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
