@@ -226,6 +226,7 @@ def test_what_a_python_says_when_it_starts_is_not_taken_for_torch(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(words)
     with TorchSide(sys.executable, PROGRAM, {**ENVIRON, "PYTHONPATH": str(tmp_path)}) as side:
         side.wait_until_ready(60)
+        assert side.events(0.0) == []  # it goes on, and waits for what it is asked
 
 
 def test_a_python_that_says_everything_but_that_it_is_ready(tmp_path):

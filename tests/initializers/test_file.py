@@ -191,18 +191,20 @@ def test_nothing_comes_after_the_end(tmp_path):
     assert list(source.read(entry, 1, 9)) == [b"ld"]
 
 
+@pytest.fixture
+def open_place():
+    """Return a directory that every user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_what_this_user_may_not_look_at_is_the_sources_fault():
+def test_what_this_user_may_not_look_at_is_the_sources_fault(open_place):
     """A directory that can be listed and not entered; the destination has nothing to do with it."""
-    with tempfile.TemporaryDirectory() as folder:  # which the other user can reach
-        _refuse_to_look(Path(folder))
-
-
-def _refuse_to_look(folder):
-    source = folder / "source"
+    source = open_place / "source"
     source.mkdir()
     (source / "f").write_bytes(b"x")
-    folder.chmod(0o755)
     source.chmod(0o744)
 
     def listed():
