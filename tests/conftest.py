@@ -18,8 +18,8 @@ READ = re.compile(
 
 @pytest.fixture(scope="session", autouse=True)
 def _clean_signals():
-    """Heed what a shell that is no terminal's has its background jobs ignore, as all that tests start inherits it."""
-    for signum in (signal.SIGINT, signal.SIGQUIT):
+    """Heed what a shell has its background jobs ignore, or nohup what it starts: all that tests start inherits it."""
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
 
