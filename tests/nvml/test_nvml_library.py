@@ -158,9 +158,9 @@ def test_mig_by_index_is_one_instance(nvml_standin):
     [(NOT_LOADED, "Driver Not Loaded"), (MISMATCH, "RM has detected an NVML/RM version mismatch.")],
 )
 def test_a_broken_driver_with_auto_asks_for_another_node(nvml_standin, broken, words):
-    """20, with NVML's own words."""
+    """20, with NVML's own words; something asks for GPUs here, else the library may be a stray one."""
     expected = Run(20, "", "error", f"{ASKS} ({NO_ANSWER}: {words})", "gpu-driver-broken")
-    assert expected == dry_run(nvml_standin, broken, PET_NPROC_PER_NODE="auto")
+    assert expected == dry_run(nvml_standin, broken, PET_NPROC_PER_NODE="auto", NVIDIA_VISIBLE_DEVICES="all")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_broken_driver_with_a_number_is_a_warning(nvml_standin, broken, words)
     """Nobody asked for GPUs, so it may be a job for CPUs."""
     why = f"no accelerator is visible ({NO_ANSWER}: {words})"
     expected = starts(1, f"1 process as PET_NPROC_PER_NODE=1 says, on CPUs: {why}", level="warning")
-    assert expected == dry_run(nvml_standin, broken, PET_NPROC_PER_NODE="1")
+    assert expected == dry_run(nvml_standin, broken, PET_NPROC_PER_NODE="1", NVIDIA_VISIBLE_DEVICES="all")
 
 
 def test_a_hanging_driver_with_auto_asks_for_another_node(nvml_standin):
