@@ -273,7 +273,7 @@ def template(tmp_path_factory):
 
 def test_the_package_of_the_documentation_is_found_once_it_is_installed(template):
     argv = [sys.executable, "-m", "trainer_agent", "preflight", "--checks", "acme-widgets", "--output", "json"]
-    environ = {**os.environ, "PYTHONPATH": str(template / "installed")}
+    environ = {**os.environ, "PYTHONPATH": str(template / "installed"), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
     found = checks_of(done)["acme-widgets"]
@@ -282,7 +282,7 @@ def test_the_package_of_the_documentation_is_found_once_it_is_installed(template
 
 def test_the_tests_of_its_template_pass(template):
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(template / "source")]
-    environ = {**os.environ, "PYTHONPATH": str(template / "installed")}
+    environ = {**os.environ, "PYTHONPATH": str(template / "installed"), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(argv, env=environ, cwd=template, capture_output=True, text=True, timeout=60, check=False)
 
     assert (0, "2 passed") == (done.returncode, done.stdout.splitlines()[-1][:8]), done.stdout
