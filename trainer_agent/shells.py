@@ -51,6 +51,31 @@ def below_shell(pid: int, signum: int) -> tuple[list[int], list[int]]:
     return told, spared
 
 
+class BelowShells:
+    """
+    What the shells among our children wait for.
+
+    Attributes:
+        told: those that hear of a shell's signals, too.
+        awaited: the same, and those that end by themselves when these have ended.
+    """
+
+    def __init__(self) -> None:
+        self.told: set[int] = set()
+        self.awaited: set[int] = set()
+
+    def look(self, pid: int, signum: int) -> None:
+        """Add what is below a child that is about to get a signal, where it is a shell."""
+        told, spared = below_shell(pid, signum)
+        self.told |= {*told}
+        self.awaited |= {*told, *spared}
+
+    def forget(self, pid: int) -> None:
+        """Leave out a process that has been collected: its number may be another's soon."""
+        self.told.discard(pid)
+        self.awaited.discard(pid)
+
+
 def catches(pid: int, signum: int) -> bool:
     """Return whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status)."""
     for line in _read(f"/proc/{pid}/status").splitlines():

@@ -7,6 +7,7 @@ import pytest
 from data_cache import IMAGE, METADATA, QUICK, TRAIN_JOB
 from demo import READ_ONLY, s3_server
 from flight import flight_head
+from hostile_s3 import BODY, HostileS3
 from kube_api import KubeApi, kubeconfig
 
 from trainer_agent.initializers import HIDDEN
@@ -48,6 +49,13 @@ NASTY = [
     " space ",
 ]
 OBJECTS |= {f"nasty/{key}": key.encode() for key in NASTY}
+
+
+@pytest.fixture
+def server():
+    """Return a server with one object of 1 KiB at `d/f`."""
+    with HostileS3({"d/f": BODY}) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

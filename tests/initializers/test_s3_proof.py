@@ -6,31 +6,17 @@ import os
 
 import pytest
 from fetching import bring, tree
-from hostile_s3 import HostileS3, Thing, crc_header
+from hostile_s3 import BODY, HostileS3, Thing, crc_header, opened
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, ChangedError, record
 from trainer_agent.initializers.fetch import Bounds
 from trainer_agent.initializers.s3 import S3Source
 
-BODY = bytes(range(256)) * 4
 BIG = (8 << 20) + 5
 UNEVEN = (5 << 20, (3 << 20) - 5, 10)
 # Between the first and the last they add up as if they were equal.
 SEEMING = (2 << 20, 3 << 20, 1 << 20, 2 << 20, 5)
-
-
-@pytest.fixture
-def server():
-    """Return a server with one object of 1 KiB at `d/f`."""
-    with HostileS3({"d/f": BODY}) as running:
-        yield running
-
-
-def opened(server, rest="bucket/d", **environ):
-    """Return a source and its entries."""
-    source = S3Source(rest, {**server.environ, **environ}, patience_s=0.0)
-    return source, list(source.entries())
 
 
 def fetched(server, destination):

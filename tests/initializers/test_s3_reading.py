@@ -4,26 +4,11 @@ import hashlib
 
 import pytest
 from authority import server_context
-from hostile_s3 import Fault, HostileS3, Thing
+from hostile_s3 import BODY, Fault, HostileS3, Thing, opened
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import ChangedError, Entry, NoRangesError, TransientError
 from trainer_agent.initializers.s3 import S3Source
-
-BODY = bytes(range(256)) * 4
-
-
-@pytest.fixture
-def server():
-    """Return a server with one object of 1 KiB at `d/f`."""
-    with HostileS3({"d/f": BODY}) as running:
-        yield running
-
-
-def opened(server, rest="bucket/d", **environ):
-    """Return a source and its entries."""
-    source = S3Source(rest, {**server.environ, **environ}, patience_s=0.0)
-    return source, list(source.entries())
 
 
 def read(server, start=0, stop=1024, **environ):

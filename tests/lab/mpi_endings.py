@@ -39,12 +39,17 @@ def dies_at_start(play: Play) -> str:
 
 def dies_at_work(play: Play) -> str:
     """A worker is killed while its ranks train."""
+    _, workers, container = at_work(play)
+    since = workers[1].signal(signal.SIGKILL)
+    return judge_loss(play, container, since, 137, lost="job1-node-0-1")
+
+
+def at_work(play: Play) -> tuple[MpiJob, list[Container], Container]:
+    """Return a job whose ranks train, the containers of its workers, and that of its launcher."""
     job = play.job()
     play.lab.publish()
     workers = job.workers_ready(play.worker)
-    container = training(play, job)
-    since = workers[1].signal(signal.SIGKILL)
-    return judge_loss(play, container, since, 137, lost="job1-node-0-1")
+    return job, workers, training(play, job)
 
 
 def judge_loss(play: Play, container: Container, since: float, wanted: int, *, lost: str) -> str:
@@ -109,10 +114,7 @@ def judge_saved(play: Play, job: MpiJob, container: Container, since: float) -> 
 
 def worker_deleted(play: Play) -> str:
     """SIGTERM to one worker's container; the job cannot go on, and every rank needs two seconds for its checkpoint."""
-    job = play.job()
-    play.lab.publish()
-    workers = job.workers_ready(play.worker)
-    container = training(play, job)
+    job, workers, container = at_work(play)
     since = workers[1].signal(signal.SIGTERM)
     code, seconds = play.end(container, since=since)
     saved = whole(job)
@@ -133,10 +135,7 @@ def preempted_in_bash(play: Play) -> str:
 
 def daemon_killed(play: Play) -> str:
     """MPI's daemon on one worker is killed: mpirun ends the job, the ranks there are asked to, no pod is deleted."""
-    job = play.job()
-    play.lab.publish()
-    workers = job.workers_ready(play.worker)
-    container = training(play, job)
+    job, workers, container = at_work(play)
     for process in workers[1].processes():
         with suppress(NoSuchProcess):
             if process.name()[:15] in DAEMONS:

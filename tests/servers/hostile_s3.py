@@ -15,7 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from trainer_agent.initializers.s3 import S3Source
+
 PAGE_KEYS = 1000
+BODY = bytes(range(256)) * 4
 
 
 @dataclass
@@ -242,3 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.wfile.flush()
             self.close_connection = True
+
+
+def opened(server, rest="bucket/d", **environ):
+    """Return a source and its entries."""
+    source = S3Source(rest, {**server.environ, **environ}, patience_s=0.0)
+    return source, list(source.entries())

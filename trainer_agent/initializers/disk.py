@@ -38,6 +38,7 @@ LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x794C7630})
 # Where a write that finds no room says nothing about earlier ones: these and tmpfs. NFS tells of earlier ones so.
 KEEPING = LOCAL | {0x01021994}
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+TOO_LARGE = NO_ROOM | {errno.EFBIG}
 # Since Linux 5.8 syncfs tells errors of writing (man 2 syncfs).
 KERNEL = (5, 8)
 # Of other programs.
@@ -121,7 +122,7 @@ class Disk:
 
     def refused(self, error: OSError) -> None:
         """Take note of a write that failed; earlier ones may have failed with it."""
-        if not (self._keeps and error.errno in {*NO_ROOM, errno.EFBIG}):
+        if not (self._keeps and error.errno in TOO_LARGE):
             self.lost()
 
     def close(self) -> None:

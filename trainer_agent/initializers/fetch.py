@@ -81,20 +81,9 @@ def fetch(
     _few_arenas()
     deadline = time.monotonic() + bounds.timeout_s
     summary = Summary()
-    boot = (host.read(BOOT_ID) or "").strip()
-    deliveries: list[Delivery] = []
-
-    def forget() -> None:
-        for delivery in deliveries:  # all: what the disk refuses may be any of their files, and is told once
-            delivery.forget()
-
     with ExitStack() as stack:
         with summary.phase("claim"):
-            for order in orders:
-                claim = stack.enter_context(_claim(order, boot=boot, deadline=deadline))
-                deliveries.append(Delivery(order, claim, boot=boot, host=host, lost=forget))
-        for delivery in deliveries:
-            stack.callback(delivery.close)
+            deliveries = _claim_all(orders, stack, host=host, deadline=deadline)
         with summary.phase("list"):
             _survey(deliveries)
 
@@ -111,6 +100,22 @@ def fetch(
                 with _writing(delivery):
                     delivery.publish()
     return summary.of(deliveries)
+
+
+def _claim_all(orders: Sequence[Order], stack: ExitStack, *, host: Host, deadline: float) -> list[Delivery]:
+    boot = (host.read(BOOT_ID) or "").strip()
+    deliveries: list[Delivery] = []
+
+    def forget() -> None:
+        for delivery in deliveries:  # all: what the disk refuses may be any of their files, and is told once
+            delivery.forget()
+
+    for order in orders:
+        claim = stack.enter_context(_claim(order, boot=boot, deadline=deadline))
+        deliveries.append(Delivery(order, claim, boot=boot, host=host, lost=forget))
+    for delivery in deliveries:
+        stack.callback(delivery.close)
+    return deliveries
 
 
 def _survey(deliveries: Sequence[Delivery]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import threading
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import TransientError, digests
-from trainer_agent.initializers.disk import NO_ROOM
+from trainer_agent.initializers.disk import TOO_LARGE
 from trainer_agent.initializers.journal import Saved, identity_of
 from trainer_agent.initializers.proof import Digest, Proof, Unproved, choose
 
@@ -306,6 +305,6 @@ def _reserve(fd: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         error = ctypes.get_errno()
-        if error in {*NO_ROOM, errno.EFBIG}:
+        if error in TOO_LARGE:
             raise OSError(error, os.strerror(error))
         os.ftruncate(fd, size)

@@ -32,7 +32,7 @@ from trainer_agent.process import (
     kill_descendants,
     spawn,
 )
-from trainer_agent.shells import below_shell, living
+from trainer_agent.shells import BelowShells, living
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,8 +74,7 @@ class _Several:
         self.env = env
         self.grace_s = grace_s
         self.running: dict[int, int] = {}
-        self.told: set[int] = set()  # what shells wait for, which hears of their signals, too
-        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
+        self.below = BelowShells()
         self.failed: tuple[int, int] | None = None
         self.stopping = False
         self.deadline = float("inf")
@@ -86,7 +85,7 @@ class _Several:
         try:
             adopt_orphans()
             self._start()
-            while self.running or living(self.awaited):
+            while self.running or living(self.below.awaited):
                 self._step(waited)
         finally:
             if children_left():
@@ -127,10 +126,8 @@ class _Several:
 
     def _send(self, signum: int) -> None:
         for pid in self.running if signum in STOPPING else ():
-            told, spared = below_shell(pid, signum)
-            self.told |= {*told}
-            self.awaited |= {*told, *spared}
-        for pid in (*self.running, *self.told):
+            self.below.look(pid, signum)
+        for pid in (*self.running, *self.below.told):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
@@ -138,8 +135,7 @@ class _Several:
         """Collect what has ended; of those that failed in one moment, what a signal killed is the cause."""
         failed = []
         for pid, status in ended_children():
-            self.told.discard(pid)
-            self.awaited.discard(pid)
+            self.below.forget(pid)
             index = self.running.pop(pid, None)
             if index is not None and status:
                 failed.append((not os.WIFSIGNALED(status), index, status))

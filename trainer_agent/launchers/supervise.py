@@ -33,7 +33,7 @@ from trainer_agent.process import (
     was_stopped,
     write_whole,
 )
-from trainer_agent.shells import below_shell, living
+from trainer_agent.shells import BelowShells, living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,8 +107,7 @@ class _Supervisor:
         self.feed = feed
         self.companion = companion
         self.child = 0
-        self.told: set[int] = set()  # what a shell waits for, which hears of its signals, too
-        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
+        self.below = BelowShells()
         self.terminal = terminal_group() >= 0
         self.lent = False  # whether the command has had the terminal from us
         self.status: int | None = None
@@ -127,7 +126,7 @@ class _Supervisor:
             pump = self._start(argv, env)
             if self.companion:
                 self.companion.start(self.child)
-            while self.status is None or living(self.awaited):
+            while self.status is None or living(self.below.awaited):
                 self._step(waited)
             self._sweep()
             if pump:
@@ -182,15 +181,13 @@ class _Supervisor:
             self.signum = self.signum or signum
             self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
             if not (self.companion and self.companion.stop(signum)):
-                told, spared = below_shell(self.child, signum)
-                self.told |= {*told}
-                self.awaited |= {*told, *spared}
+                self.below.look(self.child, signum)
                 self._send(signum)
                 self._send_group(signal.SIGCONT)  # who is stopped would hear of it when the grace is over
             get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
 
     def _send(self, signum: int) -> None:
-        for pid in (self.child, *self.told):
+        for pid in (self.child, *self.below.told):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
@@ -221,8 +218,7 @@ class _Supervisor:
         if self.terminal and was_stopped(self.child):
             self._pause()
         for pid, status in ended_children():
-            self.told.discard(pid)
-            self.awaited.discard(pid)
+            self.below.forget(pid)
             if pid == self.child:
                 self.status = status
             else:

@@ -22,7 +22,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from trainer_agent.shells import below_shell, living
+from trainer_agent.shells import BelowShells, living
 
 VARIABLE = "TRAINER_AGENT_RANKS"  # address, port and secret of the launcher
 CONNECT_S = 60.0
@@ -52,8 +52,7 @@ class Rank:
         self.child = self.guard = self.lifeline = 0
         self.heard = b""
         self.stopping = self.terminated = False
-        self.told: set[int] = set()  # what a shell waits for, which hears of its signals, too
-        self.awaited: set[int] = set()  # the same, and what ends by itself when these have ended
+        self.below = BelowShells()
         self.leave = threading.Event()
         self.shooting = threading.Lock()
 
@@ -92,7 +91,7 @@ class Rank:
     def wait(self) -> int:
         """Return how the program has ended, -n for signal n, when nothing of its group is left; it stays a zombie."""
         found = None
-        while not found or living(self.awaited):
+        while not found or living(self.below.awaited):
             info = signal.sigtimedwait(TAKEN, POLL_S if found else NO_DEADLINE_S)
             if info and info.si_signo != signal.SIGCHLD:
                 self.pass_on(info.si_signo, by_mpi=info.si_pid == self.parent)
@@ -130,9 +129,8 @@ class Rank:
                 return
             self.terminated |= signum == signal.SIGTERM
             if ending:
-                told, spared = below_shell(self.child, signum)
-                self.told, self.awaited = self.told | {*told}, self.awaited | {*told, *spared}
-            targets = self.awaited if signum == signal.SIGKILL else self.told
+                self.below.look(self.child, signum)
+            targets = self.below.awaited if signum == signal.SIGKILL else self.below.told
             for pid in (self.child, *living(targets)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signum)
