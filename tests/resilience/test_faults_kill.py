@@ -17,6 +17,7 @@ MIB = 1 << 20
 RANGE = 64 * MIB
 KILLS = 50
 TINY = 3000
+STREAMS = 32
 
 
 @pytest.mark.lab
@@ -107,7 +108,7 @@ def test_killed_at_any_time_with_many_files(agent, destination, tiny, report):
     chance = random.Random(9)
     with FaultProxy(server.server_port) as proxy:
         for _ in range(10):
-            run = agent(endpoint=proxy.endpoint)
+            run = agent("--streams", str(STREAMS), endpoint=proxy.endpoint)
             asked = len(proxy.log)
             until = asked + chance.randrange(1, 900)
             proxy.wait(lambda u=until: len(proxy.log) >= u, within=2)
@@ -119,7 +120,7 @@ def test_killed_at_any_time_with_many_files(agent, destination, tiny, report):
         assert data.lacking(destination) == []
         twice = [e for e in proxy.seen("^GET /bucket/data/") if e.bytes]
         report(f"{len(twice) - TINY} of {TINY} files came twice in 10 kills")
-        assert len(twice) - TINY <= 10 * 64
+        assert len(twice) - TINY <= 10 * STREAMS
 
 
 def _count(destination):
