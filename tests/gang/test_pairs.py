@@ -203,6 +203,14 @@ def test_an_accused_node_that_always_fails_is_left_alone(seed):
     assert sum(0 in (meeting.a, meeting.b) for meeting in meetings) <= AT_FIRST + 1
 
 
+@pytest.mark.parametrize("nodes,part,most", [(8, 0.02, 0.1), (8, 0.05, 0.25), (64, 0.02, 0.15), (64, 0.05, 0.2)])
+def test_failures_that_hit_everybody_hardly_accuse_anybody(nodes, part, most):
+    """Of 20 jobs in which only chance fails, such a part at most names a node, however many tests there are."""
+    named = [blame(play(range(nodes), by_chance(part, seed), seed=seed)).nodes for seed in range(20)]
+
+    assert sum(map(bool, named)) <= most * len(named)
+
+
 @pytest.mark.parametrize("probability", [0.3, 0.7, 1.0])
 def test_of_two_nodes_nobody_can_tell(probability):
     meetings = play([3, 7], by_chance(probability, 5))
