@@ -5,9 +5,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Gang, plain_json
+from simulated import BYTES, USUAL_GBPS, Gang, plain_json
 
-from trainer_agent.gang.course import Work
+from trainer_agent.gang.course import LATE_S, Work
 from trainer_agent.gang.localise import LEAST_S
 
 some = settings(deadline=None, max_examples=25)
@@ -96,6 +96,17 @@ def test_a_link_that_is_cut_never_accuses_a_node(nodes, data):
     gang = run(nodes, cut=[pair])
 
     assert gang.codes() in ([("collective-link-failed", pair)], [("collective-failed", tuple(range(nodes)))])
+
+
+def test_rounds_that_take_long_come_to_an_end():
+    """A link takes four that fail and eight others; what is open after the time of six that fail is undetermined."""
+    took, longest = 6.0, 10.0 + LATE_S
+    starved = {rank: {"speed": BYTES / 1e9 / USUAL_GBPS / took} for rank in range(8)}
+    gang = run(8, starved, cut=[(1, 2)], all_ranks=Work((BYTES,), 0.1, 10.0), pair=Work((BYTES,), 0.1, 10.0))
+
+    rounds = [phase["seconds"] for phase in gang.leader.verdict["phases"] if phase["name"] == "localisation"]
+    assert 6 * longest < sum(rounds) < 7 * longest + 1
+    assert [("collective-undetermined", (1, 2))] == gang.codes()
 
 
 @pytest.mark.parametrize("changes,cut", [({}, [(0, 1)]), ({1: KINDS["hang"]}, []), ({0: KINDS["wrong"]}, [])])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.errors import Severity
 from trainer_agent.gang import rules, speeds
 from trainer_agent.gang.compare import hosts
+from trainer_agent.gang.course import LATE_S
 from trainer_agent.gang.meetings import Round, Rounds, problem
 from trainer_agent.gang.pairs import blame, next_round
 from trainer_agent.gang.verdict import RAIL, Charge
@@ -26,6 +27,9 @@ FEW, ROUNDS_OF_FEW = 3, 3
 # After a failure ranks are new: with gloo that costs them nothing, with NCCL a CUDA context and a first communicator,
 # which takes seconds on a node of eight GPUs, more where the driver is slow; those that passed had both.
 PATIENCE, LEAST_S = 4.0, {"gloo": 3.0, "nccl": 20.0}
+# No round begins after so many times what one may take, which is enough for faults that always show: on machines that
+# have no time for their nodes more rounds bring more failures, not more certainty.
+ENOUGH = 6.0
 TIMED = 3  # rounds that are timed when something has failed: then the rates are not what matters
 
 
@@ -44,6 +48,7 @@ class Localiser:
         self.rounds = Rounds(hosts(marks))
         self.found = False
         self.longest = 0.0
+        self.began = leader.now
 
     def run(self, ranks: Sequence[int]) -> Turns[None]:
         """Let pairs meet, and write down what they show."""
@@ -67,7 +72,10 @@ class Localiser:
         yield from self._devices(found.nodes, ranks, meetings)
 
     def _goes_on(self, count: int, meetings: Sequence[Meeting]) -> bool:
-        wanted = self.leader.plan.screen if count > FEW else min(self.leader.plan.screen, 1) * ROUNDS_OF_FEW
+        plan = self.leader.plan
+        if self.leader.now - self.began > ENOUGH * (plan.pair.timeout_s + LATE_S):
+            return False
+        wanted = plan.screen if count > FEW else min(plan.screen, 1) * ROUNDS_OF_FEW
         if count == 2 and not self.trouble:
             return False
         return bool(self.trouble) or _failed(meetings) or len(self.rounds.done) < wanted
