@@ -7,6 +7,7 @@ from meeting_place import Place, here, look
 from simulated import BEGAN, MemoryStore, hello, plan
 
 from trainer_agent.gang.member import (
+    PROTOCOL,
     PULSE_S,
     LeaderSilentError,
     Member,
@@ -39,7 +40,7 @@ def test_what_makes_the_place_open_is_written_last():
     place = Place()
     place.chair.store = Recording()
     place.chair.open()
-    assert "1" == place.chair.store.values["open"]
+    assert PROTOCOL == place.chair.store.values["open"]
 
 
 def test_a_node_joins_and_reads_the_board(place):
@@ -90,9 +91,9 @@ def test_another_job_is_turned_away(theirs, ours):
 
 
 def test_another_protocol_is_refused_before_anything_is_read(place):
-    place.store.set("open", "2")
+    place.store.set("open", "1")
 
-    with pytest.raises(OtherProtocolError, match="speaks protocol 2 at the meeting place, and this one 1"):
+    with pytest.raises(OtherProtocolError, match="speaks protocol 1 at the meeting place, and this one 2"):
         place.join(1)
 
 

@@ -11,7 +11,7 @@ from simulated import BEGAN, MemoryStore, hello, plan
 
 from trainer_agent.gang import node as gang_node
 from trainer_agent.gang.door import Door, knock
-from trainer_agent.gang.member import Member
+from trainer_agent.gang.member import PROTOCOL, Member
 from trainer_agent.gang.node import Node
 from trainer_agent.gang.roll import LOST_S
 from trainer_agent.gang.setting import Setting, interface_of
@@ -61,10 +61,10 @@ def door():
     found.close()
 
 
-def rank_zero(store, door, **planned):
-    """Return rank 0 of two nodes, the other of which has come."""
+def rank_zero(store, door, *, host=None, **planned):
+    """Return rank 0 of two nodes."""
     side = MemorySide(store)
-    setting = Setting(JOB, Host(), side, door, plan(2, **planned), door.port - 1, hello(0, 2), BEGAN)
+    setting = Setting(JOB, host or Host(), side, door, plan(2, **planned), door.port - 1, hello(0, 2), BEGAN)
     return Node(setting), side
 
 
@@ -87,6 +87,28 @@ def test_a_verdict_that_nobody_can_read_any_more_is_told_at_the_door(door):
 
     assert ("answers", "pass") == (heard.answer, heard.status.get("verdict", {}).get("verdict"))
     assert thread.is_alive()
+
+
+class Elsewhere(Host):
+    """A machine where the name of rank 0 is that of a Service, whose address no machine has."""
+
+    def resolve(self, name, *, timeout_s):
+        return ["10.96.7.7"]
+
+
+@pytest.mark.lab
+def test_a_name_that_leads_elsewhere_is_no_matter_once_somebody_has_come(door):
+    """Of two nodes nobody can tell who it is when the other is gone, and the name is not why."""
+    store, found = MemoryStore(), {}
+    node, _ = rank_zero(store, door, host=Elsewhere(), gang_timeout_s=LOST_S - 1)
+    thread = threading.Thread(target=lambda: found.update(node.run()), daemon=True)
+    thread.start()
+    while "open" not in store.values:
+        time.sleep(0.01)
+    Member(store, rank=1, born=BEGAN).join(hello(1, 2) | {"now": time.time()}, attempt="", now=0.0)
+    thread.join(LOST_S + 20)
+
+    assert [("contact-lost", [])] == [(charge["code"], charge["culprits"]) for charge in found["charges"]]
 
 
 @pytest.fixture
@@ -119,7 +141,7 @@ def test_a_node_that_the_job_does_not_have_says_what_it_can_alone(door, silent):
 def test_rank_zero_that_does_not_know_its_address_uses_the_way_to_another(door, address, variables):
     """Where the name server did not answer it: then the way to others is the one by which they reach it."""
     store = MemoryStore()
-    store.values |= {"open": "1", "attempt": "", "job": "", "epoch": "1", "version": "1"}
+    store.values |= {"open": PROTOCOL, "attempt": "", "job": "", "epoch": "1", "version": "1"}
     node, side = rank_zero(store, door)
     node._join("localhost", "")
     node.doors = {"0": "", "1": address}

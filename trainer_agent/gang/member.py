@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trainer_agent.gang.store import Store
 
 PULSE_S = 0.5
-PROTOCOL = "1"
+PROTOCOL = "2"
 AT_ONCE = 256  # keys in one request: what thousands of nodes say would be more than is answered in time
 
 

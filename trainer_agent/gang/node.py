@@ -116,7 +116,7 @@ class Node:
             self._join("localhost", name.address)
             while leader.verdict is None:
                 self._turn(self._missing(leader))
-                if len(leader.roll.come) < 2 and (charge := name.charge()):
+                if not leader.roll.met and (charge := name.charge()):
                     return self._said(charge)
                 chair.turn(now=time.monotonic(), wall=setting.host.now())
                 setting.tell(preflight_nodes_here=len(leader.roll.here), preflight_nodes=setting.topology.max_nodes)

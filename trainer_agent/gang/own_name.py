@@ -14,8 +14,9 @@ from trainer_agent.rendezvous import STALE_NAME_S, MasterElsewhereError
 if TYPE_CHECKING:
     from trainer_agent.gang.setting import Setting
 
-LOOKUP_S = 5.0
 NAME_S = 6.0  # for more than one lookup: a packet that is lost costs glibc 5 s
+SHARE = 3.0  # of the time that the others wait: so long nobody finds rank 0
+LEAST_S = 1.0  # of one lookup
 PAUSE_S = 0.5
 
 
@@ -24,8 +25,12 @@ class OwnName:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.patient_until = setting.host.monotonic() + min(STALE_NAME_S, setting.plan.gang_timeout_s)
-        self._look_up(min(NAME_S, setting.plan.gang_timeout_s))
+        waits_s = setting.plan.gang_timeout_s
+        # With a static rendezvous nothing listens at such a name later. Else others may find rank 0 by way of a
+        # Service or another network, and need long to start.
+        patience_s = min(STALE_NAME_S, waits_s) if setting.topology.rdzv_backend == "static" else waits_s
+        self.patient_until = setting.host.monotonic() + patience_s
+        self._look_up(min(NAME_S, waits_s / SHARE))
 
     @property
     def address(self) -> str:
@@ -40,7 +45,8 @@ class OwnName:
         """
         Return what is to be said where the name has led elsewhere for too long, None before that.
 
-        Only while nobody has come: others may be told another address, and whoever comes has found the way.
+        Only while nobody has ever come: others may be told another address, and whoever comes has found the way.
+        Nobody is accused: of two nodes with one rank nothing tells which is the wrong one.
         """
         if self.ours or not self.elsewhere or self.setting.host.monotonic() < self.patient_until:
             return None
@@ -49,7 +55,7 @@ class OwnName:
             return None
         topology = self.setting.topology
         error = MasterElsewhereError(topology.master_variable, topology.master_addr, addresses=self.elsewhere)
-        return Charge("roll-call", rules.MASTER_ELSEWHERE.found(error.message, addresses=self.elsewhere), (0,))
+        return Charge("roll-call", rules.MASTER_ELSEWHERE.found(error.message, addresses=self.elsewhere))
 
     def _look_up(self, timeout_s: float) -> None:
         """Take down where the name leads, and which of that is here."""
@@ -63,7 +69,7 @@ class OwnName:
         deadline = self.setting.host.monotonic() + timeout_s
         while True:
             try:
-                return self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=LOOKUP_S)
+                return self.setting.host.resolve(self.setting.topology.master_addr, timeout_s=max(timeout_s, LEAST_S))
             except NameLookupError as error:
                 if error.published is False or self.setting.host.monotonic() >= deadline:
                     get_logger().warning("rank 0 cannot look up its own name", reason=error.message)

@@ -99,6 +99,11 @@ class Roll:
         return [*self.here, *self.others.values()]
 
     @property
+    def met(self) -> bool:
+        """Whether anybody but rank 0 has ever come."""
+        return any(node.rank and node.arrived is not None for node in self.all)
+
+    @property
     def all(self) -> list[Node]:
         """Those of the job, and those that came with a rank that it does not have."""
         return [*self.nodes.values(), *self.others.values()]

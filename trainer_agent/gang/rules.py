@@ -52,7 +52,7 @@ OTHER_GANG = Rule(
 )
 MASTER_ELSEWHERE = Rule(
     "master-elsewhere",
-    when="the name of rank 0 leads to another node than rank 0, and nobody has come within 60 s or --gang-timeout",
+    when="the name of rank 0 leads to another node, and nobody has come within --gang-timeout, or 60 s if static",
     hint="two nodes have rank 0, or ranks are swapped: rank 0 must be the pod that PET_MASTER_ADDR names",
     action=Action.RETRY,
     source="a headless service has a TTL of 30 s in Kubernetes: until then its names may lead to pods that are gone",
