@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preflight_checks._gpus import READ_S, gpu_check, models, read
-from trainer_agent.accelerators import DRIVER_NOT_LOADED, expects_nvidia, nvidia_nodes
+from trainer_agent.accelerators import DRIVER_NOT_LOADED, expects_nvidia, listed_gpus, nvidia_nodes
 from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Finding, Severity
 
@@ -74,14 +73,7 @@ def gpu_count(context: Context) -> Outcome:
     count = len(reading.gpus)
     message = f"{models(reading.gpus) if count else 'no GPU'}, driver {reading.driver or 'unknown'}"
     measured = {"gpus": count, "driver": reading.driver, "device_nodes": len(nvidia_nodes(context.host))}
-    return Outcome(message, tuple(_missing(context, count + reading.others) or _too_few(context, count)), measured)
-
-
-def _listed(context: Context) -> list[str]:
-    """Return the GPUs that NVIDIA_VISIBLE_DEVICES lists; `all`, `void` and MIG instances are no such list."""
-    entries = [entry.strip() for entry in context.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
-    listed = [entry for entry in entries if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]+", entry)]
-    return list(dict.fromkeys(listed)) if len(listed) == len(entries) else []
+    return Outcome(message, tuple(_missing(context, count, reading.others) or _too_few(context, count)), measured)
 
 
 def _asked(context: Context) -> tuple[str, bool]:
@@ -107,14 +99,24 @@ def _without_library(context: Context, reading: Reading) -> Outcome:
     return Outcome("NVML is not here", (rule.found(message, asked=asked),))
 
 
-def _missing(context: Context, count: int) -> list[Finding]:
-    nodes, listed = nvidia_nodes(context.host), _listed(context)
-    wanted = max(len(nodes), len(listed))
-    if count >= wanted:
+def _missing(context: Context, count: int, refused: int) -> list[Finding]:
+    """
+    Return whether we may use fewer GPUs than this container was given.
+
+    Those that NVML counts and refuses may be others' where /dev is the whole machine's; not all of them, though, and
+    none that NVIDIA_VISIBLE_DEVICES lists.
+    """
+    nodes, listed = nvidia_nodes(context.host), listed_gpus(context.environ)
+    others = refused if count else 0
+    if count < len(listed):
+        wanted = f"{len(listed)} that NVIDIA_VISIBLE_DEVICES lists"
+    elif count + others < len(nodes):
+        wanted = f"{len(nodes)} that /dev has device nodes of"
+    else:
         return []
-    why = "NVIDIA_VISIBLE_DEVICES lists" if len(listed) >= len(nodes) else "/dev has device nodes of"
-    message = f"NVML lists {count} GPUs, wanted the {wanted} that {why}"
-    return [MISSING.found(message, count=count, device_nodes=nodes, listed=listed)]
+    more = f" and refuses {refused} more" if refused else ""
+    message = f"NVML lists {count} GPUs{more}, wanted the {wanted}"
+    return [MISSING.found(message, count=count, refused=refused, device_nodes=nodes, listed=listed)]
 
 
 def _too_few(context: Context, count: int) -> list[Finding]:

@@ -113,6 +113,32 @@ def test_a_driver_that_is_not_loaded_is_a_problem_where_there_is_work_for_it(hos
     assert devices.reason == find(host, environ, devices=devices).problem
 
 
+REFUSED = NvmlDevices("ok", others=2)
+
+
+@pytest.mark.parametrize("sign", ["node", "0,1", "GPU-aa11"])
+def test_gpus_of_ours_that_are_all_refused_are_a_problem(host, sign):
+    """By a device node, or by the list of the device plugin; no other device hides it."""
+    put_amd(host, [(128, 304, True)])
+    if sign == "node":
+        host.put("/dev/nvidia3")
+    environ = {} if sign == "node" else {"NVIDIA_VISIBLE_DEVICES": sign}
+
+    expected = Accelerators("nvidia", 0, "NVML", problem="Insufficient Permissions for all of 2 GPUs")
+    assert expected == find(host, environ, devices=REFUSED)
+
+
+@pytest.mark.parametrize("visible", [None, "all", "void", "none", ""])
+def test_gpus_of_others_are_no_problem(host, visible):
+    """A container without GPUs on a machine that has some: NVML counts them and gives no handle."""
+    environ = {} if visible is None else {"NVIDIA_VISIBLE_DEVICES": visible}
+
+    assert Accelerators("none", 0, "NVML: 0 GPUs") == find(host, environ, devices=REFUSED)
+    host.put("/dev/nvidia3")
+    some = NvmlDevices("ok", GPUS[:1], others=2)
+    assert Accelerators("nvidia", 1, "NVML: 1 GPUs") == find(host, environ, devices=some)
+
+
 def test_mig(host):
     """MIG instances count instead of their GPU; a list of them in CUDA_VISIBLE_DEVICES is kept."""
     devices = NvmlDevices("ok", ("GPU-aa11",), ("MIG-aa", "MIG-bb"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 INTEL_VENDOR, HABANA_VENDOR, NVIDIA_VENDOR = "0x8086", "0x1da3", "0x10de"  # PCI vendor numbers
-DRIVER_NOT_LOADED = 9  # NVML_ERROR_*
+NO_PERMISSION, DRIVER_NOT_LOADED = 4, 9  # NVML_ERROR_*
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ def find_accelerators(
     devices = nvml()
     if devices.code == DRIVER_NOT_LOADED and not expects_nvidia(host, environ):
         devices = NvmlDevices("missing", reason=devices.reason)
+    if devices.others and not devices.gpus and (nvidia_nodes(host) or listed_gpus(environ)):
+        reason = f"Insufficient Permissions for all of {devices.others} GPUs"
+        devices = NvmlDevices("broken", reason=reason, code=NO_PERMISSION)
     nvidia = _nvidia(host, environ, devices)
     if nvidia.count or nvidia.problem:
         return nvidia
@@ -60,6 +63,13 @@ def find_accelerators(
 def nvidia_nodes(host: Host) -> list[str]:
     """Return the device nodes of NVIDIA's GPUs, such as `nvidia0`."""
     return [name for name in host.names("/dev") if re.fullmatch(r"nvidia\d+", name)]
+
+
+def listed_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that NVIDIA_VISIBLE_DEVICES lists; `all`, `void` and MIG instances are no such list."""
+    entries = [entry.strip() for entry in environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
+    listed = [entry for entry in entries if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]+", entry)]
+    return list(dict.fromkeys(listed)) if len(listed) == len(entries) else []
 
 
 def expects_nvidia(host: Host, environ: Mapping[str, str]) -> bool:

@@ -24,6 +24,7 @@ class NvmlDevices:
         gpus: UUIDs of the whole GPUs, in NVML's order; a GPU in MIG mode is here too.
         mig: UUIDs of the MIG instances.
         reason, code: NVML's own words and number when it is broken.
+        others: how many more NVML counts and gives no handle for: mostly those of other containers.
     """
 
     state: str
@@ -31,34 +32,36 @@ class NvmlDevices:
     mig: tuple[str, ...] = ()
     reason: str = ""
     code: int = 0
+    others: int = 0
 
 
 def read_nvml(*, timeout_s: float = TIMEOUT_S) -> NvmlDevices:
     """Return the devices that NVML lists; never raises and never takes longer than `timeout_s` by much."""
     try:
-        state, gpus, mig, reason, code = isolated(_query, timeout_s=timeout_s)
+        devices: NvmlDevices = isolated(_query, timeout_s=timeout_s)
     except TimedOutError as error:
         return NvmlDevices("hung", reason=f"NVML gave {error}")
     except CrashedError as error:
         return NvmlDevices("broken", reason=f"the process that asked NVML {error}")
-    return NvmlDevices(state, tuple(gpus), tuple(mig), reason, code)
+    return devices
 
 
-def _query() -> tuple[str, list[str], list[str], str, int]:
+def _query() -> NvmlDevices:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
-        return "missing", [], [], str(error), 0
+        return NvmlDevices("missing", reason=str(error))
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        handles = [handle for i in range(pynvml.nvmlDeviceGetCount()) if (handle := _handle(pynvml, i)) is not None]
-        gpus = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        mig = [uuid for handle in handles for uuid in _mig_uuids(pynvml, handle)]
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [handle for i in range(count) if (handle := _handle(pynvml, i)) is not None]
+        gpus = tuple(_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        mig = tuple(uuid for handle in handles for uuid in _mig_uuids(pynvml, handle))
     except pynvml.NVMLError as error:
-        return "broken", [], [], str(error), error.value
-    return "ok", gpus, mig, "", 0
+        return NvmlDevices("broken", reason=str(error), code=error.value)
+    return NvmlDevices("ok", gpus, mig, others=count - len(handles))
 
 
 def _handle(pynvml: Any, index: int) -> Any:

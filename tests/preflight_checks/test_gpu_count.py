@@ -136,12 +136,49 @@ def test_no_gpu_at_all(nvml_standin, tmp_path):
     assert Outcome("no GPU, driver 580.105.08", (), {"gpus": 0, "driver": "580.105.08", "device_nodes": 0}) == outcome
 
 
-def test_gpus_of_others_are_not_missing(nvml_standin, tmp_path):
-    """Where /dev is the whole machine's, and a device cgroup leaves us one."""
-    scenario = h100_sxm(2).fails("nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_NO_PERMISSION, gpu=0)
-    outcome = count_on(nvml_standin, scenario, tmp_path, nodes=2)
+def refuses(scenario, *gpus):
+    """Let NVML count GPUs that it gives no handle for."""
+    for gpu in gpus:
+        scenario = scenario.fails("nvmlDeviceGetHandleByIndex_v2", pynvml.NVML_ERROR_NO_PERMISSION, gpu=gpu)
+    return scenario
+
+
+@pytest.mark.parametrize("nodes, visible", [(2, "void"), (1, uuid(1)), (2, "1"), (0, "void")])
+def test_gpus_of_others_are_not_missing(nvml_standin, tmp_path, nodes, visible):
+    """A device cgroup leaves us one of two; /dev may be the whole machine's."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": visible}
+    outcome = count_on(nvml_standin, refuses(h100_sxm(2), 0), tmp_path, nodes=nodes, environ=environ)
 
     assert ((), 1) == (outcome.findings, outcome.measurements["gpus"])
+
+
+@pytest.mark.parametrize(
+    "refused, visible, message",
+    [
+        ((1,), f"{uuid(0)},{uuid(1)}", "1 GPUs and refuses 1 more, wanted the 2 that NVIDIA_VISIBLE_DEVICES lists"),
+        ((1,), "0,1", "1 GPUs and refuses 1 more, wanted the 2 that NVIDIA_VISIBLE_DEVICES lists"),
+        ((0, 1), "0,1", "0 GPUs and refuses 2 more, wanted the 2 that NVIDIA_VISIBLE_DEVICES lists"),
+        ((0, 1), "void", "0 GPUs and refuses 2 more, wanted the 2 that /dev has device nodes of"),
+    ],
+)
+def test_gpus_of_ours_that_are_refused_are_missing(nvml_standin, tmp_path, refused, visible, message):
+    """Those in the list were given to this container, and so was one at least of those in /dev: no fault of the job."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": visible, "PET_NPROC_PER_NODE": "2"}
+    usable = Accelerators("nvidia", 2 - len(refused), "NVML")
+    how = {"nodes": 2, "environ": environ, "accelerators": usable}
+    finding = only(count_on(nvml_standin, refuses(h100_sxm(2), *refused), tmp_path, **how))
+
+    assert ("gpu-missing", Action.RESCHEDULE) == (finding.code, finding.action)
+    assert f"NVML lists {message}" == finding.message
+    assert len(refused) == finding.evidence["refused"]
+
+
+def test_a_container_without_gpus_misses_none(nvml_standin, tmp_path):
+    """NVML counts those of the machine, and nothing says that one was given to us."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    outcome = count_on(nvml_standin, refuses(h100_sxm(2), 0, 1), tmp_path, nodes=0, environ=environ)
+
+    assert ((), 0) == (outcome.findings, outcome.measurements["gpus"])
 
 
 def test_a_library_without_any_hardware_is_no_broken_driver(nvml_standin, tmp_path):
