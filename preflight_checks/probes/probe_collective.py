@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable
 
 WORDS = 600  # characters of an exception that are kept
+ABOUT_SHM = ("shared memory", "/dev/shm", "No space left")  # as NCCL's shmutils.cc tells of it
 PERIOD = 1009  # prime, so that no two of as many ranks send the same
 
 
@@ -41,10 +42,22 @@ class Rank:
             work(self)
         except BaseException as error:  # noqa: BLE001  # whatever it is, these are the last words
             text = str(error).strip()
-            # NCCL says so of any system call, and it is mostly room in shared memory that it is refused.
-            facts = {"shm_free": free_bytes("/dev/shm")} if "ncclSystemError" in text else {}
+            facts = {"shm_free": free_bytes("/dev/shm")} if may_lack_shm(text) else {}
             self.say(self.stage, error=type(error).__name__, text=text[:WORDS], **facts)
             sys.exit(1)
+
+
+def may_lack_shm(text: str) -> bool:
+    """
+    Return whether NCCL may have failed for room in shared memory.
+
+    Its ncclSystemError is of any system call: of sockets and RDMA cards, too. Its last words tell them apart, where
+    torch has them; there they are often beyond what is kept of the text.
+    """
+    if "ncclSystemError" not in text:
+        return False
+    detail = text.partition("Last error:")[2].partition("Exception raised from")[0].strip()
+    return detail in ("", "Unknown NCCL Error") or any(words in detail for words in ABOUT_SHM)
 
 
 def free_bytes(path: str) -> int:

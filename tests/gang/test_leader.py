@@ -1,14 +1,18 @@
 """What rank 0 makes of a gang, from the roll-call to the verdict; all nodes are simulated, and so is time."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BEGAN, STEP_S, Gang, failed_local, hello, plain_json, plan
 
+from preflight_checks.probes import probe_collective
 from trainer_agent.errors import Severity
 from trainer_agent.gang.absent import GATHER_S
 from trainer_agent.gang.course import AFTER_FAILURE_S
 from trainer_agent.gang.leader import CLOCKS_S, DISAGREE_S, Leader
+from trainer_agent.gang.ranks import _row
 from trainer_agent.gang.verdict import blame, results
 
 some = settings(deadline=None, max_examples=20)
@@ -341,6 +345,39 @@ def test_too_little_shared_memory_is_no_fault_of_a_node():
     assert "ncclSystemError on node 1" in summary
     assert summary.endswith("whose /dev/shm has 5 MiB free, wanted 64 MiB for each of 1 ranks")
     assert ["all"] == gang.kinds
+
+
+NCCL_SAYS = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3384, unhandled system error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclSystemError: System call (e.g. socket, malloc) or external "
+    "library call failed or device error. \nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    "cause, code, task",
+    [
+        ("Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1", [], "pairs-2"),
+        ("Error while creating shared memory segment /dev/shm/nccl-Cbs1y4 (size 9)", ["collective-shm-small"], None),
+    ],
+    ids=["network", "shared memory"],
+)
+def test_a_system_error_of_the_network_is_looked_for_between_the_nodes(capfd, cause, code, task):
+    """Containers have 64 MiB at /dev/shm, whatever fails; from the words of a rank to what all nodes do next."""
+
+    def fails(rank):
+        raise RuntimeError(NCCL_SAYS + cause)
+
+    with pytest.raises(SystemExit):
+        probe_collective.Rank(0).run(fails)
+    said = {"number": 0, **json.loads(capfd.readouterr().out)}
+    row = _row(said | ({"shm_free": 54 << 20} if "shm_free" in said else {}), hung=False)
+    leader = at_work()
+    report(leader, 1, 1.0, **row)
+    report(leader, 0, 1.1, error="DistBackendError", text="ncclRemoteError: remote process exited")
+
+    assert code == [charge["code"] for charge in (leader.verdict or {"charges": []})["charges"]]
+    assert task == (leader.task and leader.task["id"])
 
 
 def test_a_torch_that_cannot_is_no_fault():

@@ -240,16 +240,41 @@ probe_collective.Rank(0).run(work)
 """
 
 
-def test_a_rank_that_meets_a_system_error_tells_the_room_in_shared_memory():
-    """By the name of NCCL's result; other errors say nothing of it."""
-    said = []
-    for text in ("NCCL error\nncclSystemError: System call failed", "ncclUnhandledCudaError"):
-        argv = [sys.executable, "-c", RAISES, str(FOLDER), text]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-        said.append(json.loads(done.stdout))
+def said_of(text):
+    """Return what a rank says when it raises this."""
+    argv = [sys.executable, "-c", RAISES, str(FOLDER), text]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    return json.loads(done.stdout)
 
-    assert said[0]["shm_free"] == pytest.approx(Host().space("/dev/shm").free, abs=64 * MIB)
-    assert "shm_free" not in said[1]
+
+def test_a_rank_that_meets_a_system_error_tells_the_room_in_shared_memory():
+    said = said_of("NCCL error\nncclSystemError: System call failed")
+
+    assert said["shm_free"] == pytest.approx(Host().space("/dev/shm").free, abs=64 * MIB)
+
+
+SYSTEM = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. "
+FAR = f"NCCL error in: {'x' * 600}.cpp:3384, unhandled system error\n{SYSTEM}\nLast error:\n"
+
+
+@pytest.mark.parametrize(
+    "text, tells",
+    [
+        (f"{FAR}Error while creating shared memory segment /dev/shm/nccl-Cbs1y4 (size 9637888)", True),
+        (f"{FAR}Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes", True),
+        (f"{FAR}Call to posix_fallocate failed : No space left on device", True),
+        (f"{SYSTEM}\nLast error:\n", True),
+        (f"{SYSTEM}\nLast error:\n\nException raised from create at /pytorch/NCCLUtils.cpp:81", True),
+        (f"{SYSTEM}\nLast error: Unknown NCCL Error\n", True),
+        (f"{FAR}Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1", False),
+        (f"{FAR}socketStartConnect: Connect to 10.0.0.2<40861> failed : Software caused connection abort", False),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure", False),
+        ("Error while creating shared memory segment", False),
+    ],
+)
+def test_shared_memory_is_told_of_only_where_it_may_be_why(text, tells):
+    """NCCL names the same result for sockets and RDMA cards; what it says of the cause may be beyond what is kept."""
+    assert tells is ("shm_free" in said_of(text))
 
 
 def test_without_torch_there_is_nothing_to_start(context, tmp_path):

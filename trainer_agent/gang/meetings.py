@@ -118,7 +118,7 @@ def misconfigured(row: Mapping[str, Any]) -> bool:
 
 
 def short_of_shm(row: Mapping[str, Any], *, ranks: int) -> bool:
-    """Whether NCCL met a system error in a rank, with too little room in /dev/shm for the ranks of its node."""
+    """Whether a rank may have failed for shared memory: there is too little in /dev/shm for the ranks of its node."""
     return "shm_free" in row and row["shm_free"] < ranks * SHM_PER_RANK
 
 

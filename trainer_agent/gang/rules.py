@@ -144,8 +144,8 @@ MISCONFIGURED = Rule(
 )
 SHM_SMALL = Rule(
     "collective-shm-small",
-    when="NCCL ends with ncclSystemError where /dev/shm is missing, read-only, or has less than 64 MiB free for each "
-    "rank of the node",
+    when="NCCL ends with ncclSystemError, whose last words speak of shared memory or are missing, where /dev/shm is "
+    "missing, read-only, or has less than 64 MiB free for each rank of the node",
     hint="mount an emptyDir with medium: Memory at /dev/shm in the runtime's pod template",
     action=Action.STOP,
     source="heuristic: NCCL keeps 10 MB and more of it for each rank; the container default is 64 MiB in all",
