@@ -309,6 +309,14 @@ def test_all_that_is_wrong_with_the_settings_is_told(context):
     assert ["one", "two"] == [f.code for f in run(context, function).findings]
 
 
-def test_thresholds_that_break_are_an_error(context):
-    what = "broke: ZeroDivisionError: division by zero"
-    assert broke(what) == run(context, ok, thresholds=lambda c: 1 / 0).message
+@pytest.mark.parametrize("function, status", [(ok, Status.PASS), (lambda c: found_bad(), Status.FAIL)])
+def test_thresholds_that_break_leave_the_gate_to_the_check(context, function, status):
+    """They are only for `checks NAME`, which tells that they are broken."""
+    broken = {"thresholds": lambda c: 1 / 0}
+
+    assert status is run(context, function, **broken).status
+    assert status is _prepare(Ready("it", function, **broken), context)().status
+
+
+def found_bad():
+    return Outcome("measured", (FAIL.found("1, wanted 2"),))
