@@ -4,6 +4,7 @@ import tracemalloc
 from itertools import permutations
 
 import pytest
+from claiming import as_nobody
 from fetching import bring, tree
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from trainer_agent.initializers.names import (
     refuse_folded,
     refuse_unsafe,
 )
+from trainer_agent.isolation import isolated
 
 UNSAFE = "unsafe-name", "rename it at the source, or add it to IGNORE_PATTERNS"
 COLLISION = "name-collision", "rename one at the source, or add it to IGNORE_PATTERNS"
@@ -284,6 +286,55 @@ def test_what_will_be_gone_is_not_in_the_way(destination):
     (destination / "directory" / "other").write_text("")
     with pytest.raises(FatalError, match="directory is a directory"):
         check_parents(destination, ["directory"], leaving=leaving)
+
+
+@pytest.mark.parametrize("beside", ["an empty directory", "a link", "nothing at all"])
+def test_an_empty_directory_is_in_the_way_whatever_else_leaves(destination, beside):
+    """Only directories that files leave are removed with them; and what a link leads to is nobody's to look at."""
+    name = "empty" if beside == "nothing at all" else "directory"
+    match beside:
+        case "an empty directory":
+            (destination / "directory" / "deep" / "empty").mkdir(parents=True)
+        case "a link":
+            (destination / "directory" / "link").symlink_to(destination.parent / "elsewhere")
+        case "nothing at all":
+            (destination / "empty").mkdir()
+
+    with pytest.raises(FatalError) as caught:
+        check_parents(destination, [name], leaving=["directory/file"])
+
+    message = f"{destination}/{name} is a directory, and the source has a file of that name"
+    assert (IN_THE_WAY, message) == ((caught.value.code, caught.value.hint), caught.value.message)
+
+
+@pytest.mark.parametrize("beside", ["elsewhere", "a/old"], ids=["beside it", "in it"])
+def test_an_empty_directory_in_the_way_is_told_before_anything_goes(tmp_path, beside):
+    """Whatever else goes with the source."""
+    before = {"keep": b"k", beside: b"o"}
+    bring(Memory(before), tmp_path)
+    (tmp_path / "a" / "empty").mkdir(parents=True)
+    source = Memory({"keep": b"k", "a": b"new"})
+    with pytest.raises(FatalError, match="a is a directory, and the source has a file of that name"):
+        bring(source, tmp_path)
+
+    assert ([], before) == (source.reads, tree(tmp_path))
+
+
+def test_a_directory_that_cannot_be_looked_at_is_in_the_way(destination):
+    """Nobody knows what lies in it."""
+    closed = destination / "directory" / "closed"
+    closed.mkdir(mode=0)
+
+    def refused():
+        try:
+            check_parents(as_nobody(destination), ["directory"], leaving=["directory/file"])
+        except FatalError as error:
+            return error.code
+        return None
+
+    code = isolated(refused, timeout_s=10)
+    closed.chmod(0o700)
+    assert "destination-in-the-way" == code
 
 
 @pytest.mark.parametrize("target", ["../elsewhere", "directory", "nowhere"], ids=["outside", "inside", "dangling"])

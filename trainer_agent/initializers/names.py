@@ -159,7 +159,7 @@ def check_parents(destination: Path, names: Iterable[str], *, leaving: Collectio
         _check_directories(destination.joinpath(*directories[:known]), directories[known:], gone)
         before = directories
         mode = _mode(destination / name)
-        if stat.S_ISDIR(mode) and not _becomes_empty(destination / name, gone):
+        if stat.S_ISDIR(mode) and not _goes(destination / name, gone):
             raise _in_the_way(destination / name, "is a directory, and the source has a file of that name")
         if mode and not stat.S_ISDIR(mode):
             there.append(name)
@@ -171,10 +171,15 @@ def leads_elsewhere(destination: Path, name: str) -> bool:
     return any((destination / parent).is_symlink() for parent in PurePath(name).parents if parent.name)
 
 
-def _becomes_empty(directory: Path, gone: Collection[Path]) -> bool:
-    """Return whether all that lies in a directory will be gone."""
-    inside = (Path(folder, name) for folder, _, files in os.walk(directory) for name in files)
-    return bool(gone) and all(path in gone for path in inside)
+def _goes(directory: Path, gone: Collection[Path]) -> bool:
+    """Return whether a directory goes with its files: nobody removes empty ones, or links to others."""
+    unread: list[OSError] = []
+    for folder, below, files in os.walk(directory, onerror=unread.append):
+        here = Path(folder)
+        stays = any(here / name not in gone for name in files) or any((here / name).is_symlink() for name in below)
+        if stays or not (files or below):
+            return False
+    return not unread
 
 
 def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path]) -> None:
