@@ -250,6 +250,27 @@ def test_a_head_that_does_not_tell_the_size(server, length, ranges):
     assert (entry.size, b"".join(map(bytes, source.read(entry, 0, 1024)))) == (1024, BODY)
 
 
+@pytest.mark.parametrize(
+    "headers", [{}, {"Content-Length": None, "Transfer-Encoding": "chunked"}], ids=["plain", "chunked"]
+)
+def test_an_empty_object_whose_size_a_head_does_not_tell(server, headers):
+    """It has no first byte, and is refused (416)."""
+    server.objects["d/f"] = Thing(b"")
+    whole = [Fault(200, body=b"0\r\n\r\n", headers=headers)] if headers else []
+    server.faults["d/f"] = [Fault(200, body=b"", headers={"Content-Length": None}), Fault(416, "InvalidRange"), *whole]
+    source, (entry,) = opened(server, "bucket/d/f")
+
+    assert (entry.size, b"".join(map(bytes, source.read(entry, 0, 0)))) == (0, b"")
+
+
+def test_an_object_of_which_no_range_is_given_is_not_taken_for_an_empty_one(server):
+    """A server may refuse a range for reasons of its own."""
+    server.faults["d/f"] = [Fault(200, body=b"", headers={"Content-Length": None}), Fault(416, "InvalidRange")]
+
+    with pytest.raises(ChangedError, match="answer 416"):
+        opened(server, "bucket/d/f")
+
+
 def test_a_size_that_nobody_tells(server):
     """It is not taken for an empty file."""
     head = Fault(200, body=b"", headers={"Content-Length": None})

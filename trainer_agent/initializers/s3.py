@@ -151,12 +151,22 @@ class S3Source:
 
     def _told_by_get(self) -> str:
         """Return the size of the object that the URI names itself, as a GET tells it."""
-        with self.bucket.open(self.key, {"Range": "bytes=0-0"}) as answer:
-            ranged = answer.status == 206
-            size = demand_range(answer, self.key, 0, 1) if ranged else answer.headers.get("Content-Length", "")
+        try:
+            with self.bucket.open(self.key, {"Range": "bytes=0-0"}) as answer:
+                ranged = answer.status == 206
+                size = demand_range(answer, self.key, 0, 1) if ranged else answer.headers.get("Content-Length", "")
+        except ChangedError:
+            if not self._is_empty():
+                raise
+            return "0"  # it has no first byte (416)
         if not size.isdecimal():
             raise TransientError("source-garbled", f"{self.uri}: the server does not tell how many bytes it has")
         return size
+
+    def _is_empty(self) -> bool:
+        """Return whether the object that the URI names itself brings no byte."""
+        with self.bucket.open(self.key, {}) as answer:
+            return not any(answer.pieces())
 
     def _entry(self, key: str, size: int, etag: str) -> Entry:
         if key.endswith("/"):
