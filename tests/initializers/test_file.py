@@ -78,6 +78,33 @@ def test_links_that_lead_in_a_circle_are_named(tmp_path):
     assert link.count("/next") == 3
 
 
+@pytest.mark.parametrize("way,name", [("source", "out"), ("l", "l/out")])
+def test_a_destination_is_kept_out(tmp_path, way, name):
+    """Which the root leads to, or a link; whatever is left out is no matter."""
+    place = tmp_path / "source" / "out"
+    place.mkdir(parents=True)
+    root = tmp_path / "source" if way == "source" else tmp_path / "links"
+    if way == "l":
+        root.mkdir()
+        (root / "l").symlink_to(tmp_path / "source")
+    asked = []
+
+    def listed(*, left_out):
+        source = open_source(f"file://{root}", {})
+        source.keep_out([tmp_path / "elsewhere", place], left_out=lambda name: asked.append(name) or left_out)
+        return list(source.entries())
+
+    assert ([], [f"{name}/"]) == (listed(left_out=True), asked)
+    with pytest.raises(FatalError) as refused:
+        listed(left_out=False)
+
+    by = f" as {name}" if way == "l" else ""
+    assert "output-path-in-source" == refused.value.code
+    assert (
+        f"OUTPUT_PATH={place} is part of file://{root}{by}, and would be fetched into itself" == refused.value.message
+    )
+
+
 def test_a_volume_of_a_config_map_has_each_file_once(tree, tmp_path):
     """The kubelet keeps the files beside the links to them."""
     source = tmp_path / "source"

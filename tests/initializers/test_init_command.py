@@ -129,6 +129,65 @@ def test_nothing_is_fetched_into_itself(tree, tmp_path, below, refused):
     assert tree(source) == {"a": b"a"}
 
 
+@pytest.mark.parametrize("option", ["--ignore-patterns=out/*", "--allow-patterns=in/*"])
+def test_a_destination_that_patterns_leave_out_is_no_part_of_the_source(tree, tmp_path, option):
+    """However often."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b").write_bytes(b"b")
+    place = ["--storage-uri", f"file://{tmp_path}", "--output-path", str(tmp_path / "out")]
+
+    assert [0, 0] == [run("dataset", *place, option, env={})[0] for _ in range(2)]
+    assert {"in/b": b"b", "out/in/b": b"b"} == tree(tmp_path)
+
+
+def test_a_pattern_that_would_leave_out_the_destination_is_told(tmp_path):
+    """One that does not leave out all of it is none."""
+    to = tmp_path / "deep" / "out"
+    place = ["--storage-uri", f"file://{tmp_path}", "--output-path", str(to), "--ignore-patterns", "deep/out,*.md"]
+
+    code, log, _ = run("dataset", *place, env={})
+
+    assert (30, "output-path-in-source") == (code, log[-1]["code"])
+    assert log[-1]["hint"].endswith(", or add deep/out/* to IGNORE_PATTERNS")
+    assert not to.exists()
+
+
+@pytest.mark.parametrize("ignore,refused", [("", True), ("l/out/*", False)])
+def test_a_link_to_what_the_destination_is_part_of_is_refused(tree, tmp_path, ignore, refused):
+    """Each run would fetch what the one before has fetched, by that link."""
+    for name in ("source", "data"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_bytes(b"f")
+    (tmp_path / "source" / "l").symlink_to(tmp_path / "data")
+    to = tmp_path / "data" / "out"
+    place = ["--storage-uri", f"file://{tmp_path}/source", "--output-path", str(to), "--ignore-patterns", ignore]
+
+    for _ in range(2):
+        code, log, _ = run("dataset", *place, env={})
+        if refused:
+            message = f"OUTPUT_PATH={to} is part of file://{tmp_path}/source as l/out, and would be fetched into itself"
+            assert (30, "output-path-in-source", message) == (code, log[-1]["code"], log[-1]["event"])
+            assert {} == tree(to)
+        else:
+            assert (0, {"f": b"f", "l/f": b"f"}) == (code, tree(to))
+
+
+def test_a_model_may_go_into_a_part_of_the_dataset_s_source_that_is_ignored(tree, tmp_path):
+    for name in ("data", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_bytes(b"a")
+    env = {
+        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": f"file://{tmp_path}/data",
+        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(tmp_path / "to"),
+        "TRAINER_AGENT_INIT_DATASET_IGNORE_PATTERNS": "model/*",
+        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": f"file://{tmp_path}/model",
+        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(tmp_path / "data/model"),
+    }
+
+    assert [0, 0] == [run("all", env=env)[0] for _ in range(2)]
+    assert {"data/a": b"a", "data/model/a": b"a", "model/a": b"a", "to/a": b"a"} == tree(tmp_path)
+
+
 def test_a_model_does_not_go_into_the_dataset_s_source(tree, tmp_path):
     """It would be fetched as data, half of it perhaps."""
     for name in ("data", "model"):

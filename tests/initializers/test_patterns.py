@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_agent.initializers import Entry
-from trainer_agent.initializers.patterns import matcher, select
+from trainer_agent.initializers.patterns import leaves_out, matcher, select
 
 NAMES = st.text("ab/.", min_size=1, max_size=6)
 PATTERNS = st.lists(st.text("ab/.*?[]!\n", min_size=1, max_size=5), max_size=3)
@@ -157,3 +157,49 @@ def test_other_weights_stay_where_there_are_good_ones(weights):
 def test_ignored_weights_are_not_missed():
     """A user who ignores them has chosen."""
     assert (["config.json"], "") == of_hub(["config.json", "a.bin", "b.safetensors"], ignore=["*.bin", "*.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "allow,ignore,left_out",
+    [
+        (None, ["out/*"], True),
+        (None, ["*.md", "out/"], True),
+        (None, ["out*"], True),
+        (None, ["*/*"], True),
+        (None, ["*"], True),
+        (None, [], False),
+        (None, ["out"], False),
+        (None, ["out/*.bin"], False),
+        (None, ["out/?"], False),
+        (None, ["out/x*"], False),
+        (None, ["out2/*"], False),
+        (["in/*"], [], True),
+        (["in/*", "README.md"], [], True),
+        (["out2/*"], [], True),
+        ([], [], True),
+        (["in/*", "*.md"], [], False),
+        (["o*"], [], False),
+        (["out/deep/*.bin"], [], False),
+    ],
+)
+def test_what_surely_is_left_out(allow, ignore, left_out):
+    """Whatever may come to lie there."""
+    assert left_out == leaves_out("out/", allow=allow, ignore=ignore)
+
+
+@pytest.mark.parametrize("ignore,left_out", [(["*"], True), ([".*"], False), (["out/*"], False)])
+def test_what_leaves_out_the_whole_source(ignore, left_out):
+    assert left_out == leaves_out("", allow=None, ignore=ignore)
+
+
+@given(
+    directory=st.text("ab.[", max_size=2).map(lambda name: f"{name}/" if name else ""),
+    name=NAMES,
+    allow=st.none() | PATTERNS,
+    ignore=PATTERNS,
+)
+def test_nothing_is_wanted_where_all_is_left_out(directory, name, allow, ignore):
+    """By the definition."""
+    if leaves_out(directory, allow=allow, ignore=ignore):
+        entry = Entry(f"{directory}{name}", 1, "")
+        assert ([], "") == select([entry], allow=allow, ignore=ignore, kind="dataset", scheme="file")

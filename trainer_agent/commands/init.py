@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,7 +266,7 @@ def _fetch_here(
             services.append(source)
         else:
             orders.append(_order(kind, source, options))
-    _refuse_circle(orders)
+    _refuse_circles(orders)
     setup = Setup(services, deadline=started + bounds["timeout"])
     limits = Bounds(streams=bounds["streams"], timeout_s=bounds["timeout"])
     done = fetch(orders, host=Host(), bounds=limits, meanwhile=setup.check, tell=tell)
@@ -275,15 +275,15 @@ def _fetch_here(
     return done
 
 
-def _refuse_circle(orders: Sequence[Order]) -> None:
-    """Refuse a destination that is part of a source: each run would fetch what the one before has fetched."""
-    roots = [order.source.uri.removeprefix("file://") for order in orders if order.source.uri.startswith("file://")]
-    for root, order in product(roots, orders):
-        place = order.destination
-        if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(root)):
-            hint = "choose an OUTPUT_PATH elsewhere, or name a part of the source without it in STORAGE_URI"
-            message = f"OUTPUT_PATH={place} is part of file://{root}, and would be fetched into itself"
-            raise FatalError("output-path-in-source", message, hint=hint)
+def _refuse_circles(orders: Sequence[Order]) -> None:
+    """Refuse a destination that is part of a source, its own or the other's."""
+    from trainer_agent.initializers.file import FileSource
+    from trainer_agent.initializers.patterns import leaves_out
+
+    places = [order.destination for order in orders]
+    for order in orders:
+        if isinstance(order.source, FileSource):
+            order.source.keep_out(places, left_out=partial(leaves_out, allow=order.allow, ignore=order.ignore))
 
 
 def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:

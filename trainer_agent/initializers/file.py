@@ -12,7 +12,7 @@ from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import HIDDEN, PATIENCE_S, STALL_S, ChangedError, Entry, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 CHUNK_BYTES = 256 * 1024
 # Where the kubelet keeps the files of a ConfigMap or Secret; the names that users gave are links into it.
@@ -35,6 +35,21 @@ class FileSource:
     ) -> None:
         self.root = Path("/" + rest.lstrip("/"))
         self.uri = f"file://{self.root}"
+        self._places: Sequence[Path] = ()
+        self._left_out: Callable[[str], bool] = lambda _: False
+
+    def keep_out(self, places: Sequence[Path], *, left_out: Callable[[str], bool]) -> None:
+        """
+        Refuse destinations that are part of the source: each run would fetch what the one before has fetched.
+
+        Args:
+            left_out: tells whether patterns leave out all below a directory, given its path here and `/`.
+
+        Raises:
+            FatalError: one is; `entries` raises it for one that a link leads to.
+        """
+        self._places, self._left_out = places, left_out
+        self._refuse_places(self.root)
 
     def entries(self) -> Iterator[Entry]:
         """List the files below the path, or the file that it is."""
@@ -93,11 +108,31 @@ class FileSource:
         way = takewhile(lambda parent: parent.is_relative_to(self.root), path.parents)
         if any(parent.resolve().is_relative_to(real) for parent in way):
             raise _unusable(path, "which leads back to it")
+        self._refuse_places(path)
+
+    def _refuse_places(self, way: Path) -> None:
+        """Refuse the destinations that lie below where a way leads, unless they are left out."""
+        real = os.path.realpath(way)
+        for place in self._places:
+            found = Path(os.path.realpath(place))
+            if not found.is_relative_to(real):
+                continue
+            parts = (way.relative_to(self.root) / found.relative_to(real)).parts
+            if not self._left_out("".join(f"{part}/" for part in parts)):
+                raise _into_itself(place, self.uri, name="/".join(parts), linked=way != self.root)
 
 
 def _unusable(path: Path, why: str) -> FatalError:
     hint = "remove the link, leave it out of what STORAGE_URI names, or mount what it leads to"
     return FatalError("source-link-unusable", f"{path} is a link to {path.readlink()}, {why}", hint=hint)
+
+
+def _into_itself(place: Path, uri: str, *, name: str, linked: bool) -> FatalError:
+    hint = "choose an OUTPUT_PATH elsewhere, or name a part of the source without it in STORAGE_URI"
+    if name:
+        hint = f"{hint}, or add {name}/* to IGNORE_PATTERNS"
+    message = f"OUTPUT_PATH={place} is part of {uri}{f' as {name}' * linked}, and would be fetched into itself"
+    return FatalError("output-path-in-source", message, hint=hint)
 
 
 def _entry(path: Path, name: str) -> Entry:

@@ -69,6 +69,21 @@ def _weights(entries: Sequence[Entry]) -> tuple[tuple[str, ...], frozenset[str]]
     return (), frozenset()
 
 
+def leaves_out(directory: str, *, allow: Sequence[str] | None, ignore: Sequence[str]) -> bool:
+    """
+    Return whether surely nothing below a directory is wanted.
+
+    Args:
+        directory: its path and `/`; nothing for all.
+        allow: as for `select`.
+    """
+    # What matches the directory with its `/` matches whatever follows, too, if it ends in `*`.
+    if matcher([pattern for pattern in ignore if pattern.endswith(("*", "/"))])(directory):
+        return True
+    plain = [re.split(r"[*?[]", pattern, maxsplit=1)[0] for pattern in allow or ()]
+    return allow is not None and not any(p.startswith(directory) or directory.startswith(p) for p in plain)
+
+
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Return a function that says whether any pattern matches; one that ends in `/` means everything below."""
     translated = [fnmatch.translate(f"{p}*" if p.endswith("/") else p) for p in patterns]
