@@ -169,7 +169,11 @@ class Delivery:
             self._tidy()
             return
         destination = self.order.destination
-        self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
+        try:
+            self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
+        except FileNotFoundError:  # another agent that has finished since has removed all parts
+            self.claim.confirm()
+            raise
         self.claim.confirm()  # waiting may have taken long; another agent's parts have the same names
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
         self._remove_stale()  # first: a file that is gone may have become a directory

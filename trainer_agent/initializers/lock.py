@@ -91,6 +91,7 @@ class Claim:
         self.times = times
         self._count = 0
         self._lost = False
+        self._anew = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
@@ -104,11 +105,14 @@ class Claim:
         """
         Look at the lease itself, and renew it: whoever was stopped or out of touch may not have noticed yet.
 
+        One that was gone meanwhile may have been another's, who has taken over and finished.
+
         Raises:
             RetryError: another agent has taken the destination over.
             OSError: it cannot be written.
         """
         self.renew_if_ours()
+        self._lost = self._lost or self._anew
         self.check()
 
     def create(self) -> bool:
@@ -151,7 +155,7 @@ class Claim:
                 self._lost = True
                 return
             if there is None:
-                self.create()
+                self._anew = self.create() or self._anew
             elif there.get("id", self.id) == self.id:
                 self.renew()
             else:
