@@ -1,6 +1,7 @@
 """Places that are odd: full, without numbers, folding names, or another agent's by now."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -51,6 +52,34 @@ def test_who_has_lost_the_destination_meanwhile_writes_no_record(tmp_path):
         bring(Memory(files, hook=once), tmp_path)
 
     assert not (tmp_path / HIDDEN / "record.json").exists()
+
+
+def test_who_has_lost_the_destination_to_one_who_has_finished_leaves_all_as_it_is(tmp_path):
+    """Neither a lease nor our parts are there any more; what we would remove may be wanted by the other."""
+    bring(Memory({"old": b"o"}), tmp_path)
+
+    def finish(path, at):
+        shutil.rmtree(tmp_path / HIDDEN / "parts")
+        (tmp_path / HIDDEN / "journal").unlink()
+        (tmp_path / HIDDEN / "lease").unlink()
+
+    with pytest.raises(RetryError) as caught:
+        bring(Memory({"f": b"abc"}, hook=finish), tmp_path)
+
+    assert ("destination-lost", {"old": b"o"}) == (caught.value.code, tree(tmp_path))
+    assert {"lock", "record.json"} == {path.name for path in (tmp_path / HIDDEN).iterdir()}
+
+
+def test_parts_that_somebody_removes_are_told_as_such(tmp_path):
+    """The destination is still ours."""
+
+    def remove(path, at):
+        shutil.rmtree(tmp_path / HIDDEN / "parts")
+
+    with pytest.raises(RetryError, match="No such file or directory") as caught:
+        bring(Memory({"f": b"abc"}, hook=remove), tmp_path)
+
+    assert ("destination-not-writable", {}) == (caught.value.code, tree(tmp_path))
 
 
 # --- folding
@@ -113,7 +142,7 @@ def test_other_names_are_fine_where_names_are_folded(tmp_path):
     assert source.files == tree(place)
 
 
-def mounted(mount, *, tmp_path, script):
+def mounted(mount, *, tmp_path, script, argument=""):
     """Run a script on a file system of its own; return what it prints, and how it ended."""
     place = tmp_path / "volume"
     place.mkdir()
@@ -121,7 +150,7 @@ def mounted(mount, *, tmp_path, script):
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(fetching.__file__).parent)!r})\n{script}"
     )
     command = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c", f'{mount} && shift && "$@"', "sh", place]
-    command += [sys.executable, "-c", text, place]
+    command += [sys.executable, "-c", text, place, argument]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -185,6 +214,41 @@ def test_what_is_complete_is_complete_on_a_full_volume(tmp_path, limit):
         pytest.skip(f"no mount namespaces here: {ended.stderr.strip()}")
 
     assert ("", "28\n0\n" + 2 * "no-space b'abc' b'x'\n") == (ended.stderr, ended.stdout)
+
+
+NEARLY_FULL = """
+import json
+from fetching import bring, hidden
+from memory_source import Memory
+place = Path(sys.argv[1]) / "data"
+files = {f"file-number-{number:05}": b"x" for number in range(2000)}
+bring(Memory(files), place)
+record = place / ".trainer-agent" / "record.json"
+if sys.argv[2] == "kind":
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"kind": ""}))
+before = record.read_bytes()
+try:
+    for number in range(10_000):
+        (place / f"of the user {number}").write_bytes(bytes(4096))
+except OSError as error:
+    print(error.errno)
+for last in range(number, number - 8, -1):
+    (place / f"of the user {last}").unlink()
+print(bring(Memory(files), place, ignore=("*.md",) if sys.argv[2] == "ignore" else ()).fetched_files)
+print(hidden(place), record.read_bytes() == before)
+"""
+
+
+@pytest.mark.parametrize("other", ["kind", "ignore"])
+def test_what_is_complete_is_complete_where_its_record_has_no_room(tmp_path, other):
+    """It has been asked for in other words since, or a record of before there were kinds; a lease has room."""
+    ended = mounted('mount -t tmpfs -o size=20m tmpfs "$1"', tmp_path=tmp_path, script=NEARLY_FULL, argument=other)
+    if "unshare:" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(f"no mount namespaces here: {ended.stderr.strip()}")
+
+    full, told, *rest = ended.stdout.splitlines()
+    assert ("", "28", ["0", "['lock', 'record.json'] True"]) == (ended.stderr, full, rest)
+    assert "all is in place, and the record cannot be written anew why='No space left on device'" in told
 
 
 def test_a_file_system_without_numbers_is_not_full(tmp_path):

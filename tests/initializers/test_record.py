@@ -1,7 +1,9 @@
 """The record says what was fetched, or there is none."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -160,6 +162,24 @@ for number in range(10_000):
 
     assert RECORD == record.read(tmp_path)
     assert {record.NAME} == names_in(tmp_path)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["an old record", "none"])
+def test_a_disk_without_room_keeps_the_old_record_and_nothing_else(tmp_path, there):
+    """What would be half of one takes room, of which there is none."""
+    if there:
+        record.write(tmp_path, RECORD)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(OSError) as caught:  # noqa: PT011, PT012  # the number is looked at below
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            record.write(tmp_path, RECORD)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert errno.EFBIG == caught.value.errno
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
 @pytest.fixture

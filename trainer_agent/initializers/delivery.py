@@ -165,9 +165,13 @@ class Delivery:
             RetryError: another agent has taken it over.
             FatalError: what is in the way is not ours.
         """
-        if self.complete and (self._is_recorded() or not self.claim.writable):
-            self._tidy()
-            return
+        if self.complete:
+            self._record_selection()
+        else:
+            self._put_in_place()
+        self._tidy()
+
+    def _put_in_place(self) -> None:
         destination = self.order.destination
         try:
             self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
@@ -369,12 +373,18 @@ class Delivery:
         order = self.order
         found = Record(order.source.uri, order.source.revision, order.selection, self.kept, order.kind)
         record.write(order.hidden, found)
-        self._tidy()
 
-    def _is_recorded(self) -> bool:
-        """Return whether the record says what was asked for, too; offline that counts."""
+    def _record_selection(self) -> None:
+        """Have the record say what was asked for, too, which counts offline; without it all is in place as well."""
         earlier, order = self.earlier, self.order
-        return earlier is not None and (earlier.selection, earlier.kind) == (order.selection, order.kind)
+        known = earlier is not None and (earlier.selection, earlier.kind) == (order.selection, order.kind)
+        if known or not self.claim.writable:
+            return
+        try:
+            self.claim.confirm()
+            self._write_record()
+        except OSError as error:
+            get_logger().warning("all is in place, and the record cannot be written anew", why=error.strerror)
 
     def _tidy(self) -> None:
         """Remove what only unfinished attempts need; one that was killed after it wrote the record has not."""

@@ -112,9 +112,13 @@ def write(directory: Path, record: Record) -> None:
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     part = directory / f"{NAME}.part"
-    with os.fdopen(open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="ascii") as file:
-        json.dump(data, file, separators=(",", ":"))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(directory / NAME)
+    try:
+        with os.fdopen(open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="ascii") as file:
+            json.dump(data, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(directory / NAME)
+    except OSError:
+        part.unlink(missing_ok=True)  # it takes room, of which there may be none
+        raise
     fsync(directory)
