@@ -16,10 +16,9 @@ from memory_source import Memory
 
 from trainer_agent.errors import AgentError
 from trainer_agent.host import Host
-from trainer_agent.initializers import HIDDEN, Entry
+from trainer_agent.initializers import HIDDEN
 from trainer_agent.initializers import disk as module
 from trainer_agent.initializers.disk import Disk
-from trainer_agent.initializers.incoming import Incoming
 
 # A disk of 300 MB behind which there is room for 40; what the file system itself needs is there. In a mount namespace
 # of its own, in which the second and third arguments are pool and volume.
@@ -153,17 +152,3 @@ def test_what_fails_beforehand_is_told_at_once(tmp_path):
             disk.take(file.fileno(), tmp_path / "small", MIB)
 
     assert ["lost"] == told
-
-
-def test_a_part_that_cannot_be_closed_counts_as_refused(tmp_path):
-    """The client of a server may write only then."""
-    told = []
-    disk = Disk(tmp_path, host=Host(), lost=lambda: told.append("lost"))
-    file = Incoming(Memory({}), Entry("f", 1, "f"), tmp_path / "part", journal=None, disk=disk)
-    file.plan(range_bytes=None)
-    file.begin()
-    os.close(file._fd)  # closing it again is refused
-    file.close()
-
-    assert ["lost"] == told
-    disk.close()

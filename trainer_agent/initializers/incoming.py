@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from trainer_agent.initializers.journal import Saved, identity_of
 from trainer_agent.initializers.proof import Digest, Proof, Unproved, choose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from trainer_agent.initializers import Entry, Source
@@ -106,6 +108,7 @@ class Incoming:
     _keep: bool = False
     _asked: bool = False
     _fd: int = -1
+    _inside: int = 0  # jobs that may use `_fd`
     _left: int = 0
     _differed: str = ""
     _proof: Proof = field(default_factory=Unproved)
@@ -127,6 +130,7 @@ class Incoming:
             self._keep = bool(saved)
             if self._fd >= 0:
                 os.ftruncate(self._fd, 0)
+                self._keep = True
             self._proof = choose(self.wanted or UNASKED, self.entry.size, saved) if self.verify else Unproved()
             step = self.entry.size if range_bytes is None else min(range_bytes, self._proof.range_bytes)
             pairs = _gaps(self.entry.size, max(1, step), saved)
@@ -136,15 +140,30 @@ class Incoming:
             jobs = [Job(self, self.round)] if settle else []
             return [*(self._range(start, stop) for start, stop in pairs), *jobs]
 
-    def begin(self) -> None:
-        """Open the part."""
-        with self._lock:
-            if self._fd >= 0:
-                return
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if self._keep else os.O_TRUNC)
-            self._fd = os.open(self.part, flags, 0o644)
-        if self.entry.size >= PREALLOCATE_BYTES:
-            _reserve(self._fd, self.entry.size)
+    @contextmanager
+    def opened(self, job: Job) -> Iterator[None]:
+        """
+        Hold the part open for a job.
+
+        The last job inside closes it when it is whole, and after a failure: any number may wait for another attempt.
+
+        Raises:
+            VoidError: the job came too late.
+            OSError: it cannot be opened, or what was written is refused when it is closed.
+        """
+        fresh = self._enter(job)
+        try:
+            if fresh and self.entry.size >= PREALLOCATE_BYTES:
+                _reserve(self._fd, self.entry.size)
+            yield
+        except OSError:
+            with suppress(OSError):  # the first one says more
+                self._leave(close=True)
+            raise
+        except BaseException:
+            self._leave(close=True)
+            raise
+        self._leave(close=not self._left)
 
     def write(self, job: Range, piece: bytes | memoryview) -> None:
         """Put the next piece of a range in its place, up to where another stream has taken over."""
@@ -206,15 +225,43 @@ class Incoming:
         return self.plan(range_bytes=range_bytes)
 
     def close(self) -> None:
-        """Close the part; what is there stays for another attempt."""
+        """End the fetch of the file: what is there stays for another attempt, and a job that is late is void."""
         with self._lock:
-            # After a new beginning a void range may just be writing: its descriptor must not become another file's.
-            if self._fd >= 0 and self.round == 1:
-                fd, self._fd = self._fd, -1
-                try:
-                    os.close(fd)
-                except OSError as error:  # some clients of servers write only now
-                    self.disk.refused(error)
+            self.round += 1
+        with suppress(OSError):  # the fetch has failed anyway; what is whole was closed before
+            self._close()
+
+    def _enter(self, job: Job) -> bool:
+        """Take note of a job that uses the part; return whether it had to be opened."""
+        with self._lock:
+            if job.void:
+                raise VoidError
+            fresh = self._fd < 0
+            if fresh:
+                # A part that counts and is gone must not become a new one, full of zeros.
+                new = 0 if self._keep else os.O_CREAT | os.O_TRUNC
+                self._fd = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o644)
+                self._keep = True
+            self._inside += 1
+        return fresh
+
+    def _leave(self, *, close: bool) -> None:
+        with self._lock:
+            self._inside -= 1
+        if close:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the part unless a job is inside, whose descriptor must not become another file's."""
+        with self._lock:
+            if self._fd < 0 or self._inside:
+                return
+            fd, self._fd = self._fd, -1
+        try:
+            os.close(fd)
+        except OSError as error:  # some clients of servers write only now
+            self.disk.refused(error)
+            raise
 
     def _range(self, start: int, stop: int) -> Range:
         return Range(
@@ -260,7 +307,6 @@ class Incoming:
         self.disk.take(self._fd, self.part, self.entry.size)
         self.identity = identity_of(os.fstat(self._fd))
         self.journal.file_done(self.entry, self.actual, self.identity)
-        self.close()
 
     def _differs(self) -> None:
         """Fetch again once; the same wrong bytes twice are the source's own."""

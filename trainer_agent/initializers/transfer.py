@@ -190,12 +190,12 @@ class Transfer:
 
     def _do(self, job: Job) -> bool:
         """Do one job; return whether its file is whole with it."""
-        job.file.begin()
-        if not isinstance(job, Range):
-            return job.file.settle(job)
-        if job.start < job.stop:
-            self._receive(job)
-        return job.start == job.stop and not job.void and job.file.range_done(job)
+        with job.file.opened(job):
+            if not isinstance(job, Range):
+                return job.file.settle(job)
+            if job.start < job.stop:
+                self._receive(job)
+            return job.start == job.stop and not job.void and job.file.range_done(job)
 
     def _receive(self, job: Range) -> None:
         file, asked_at, first, asked = job.file, time.monotonic(), job.start, job.stop
@@ -261,9 +261,9 @@ class Transfer:
 
     def _from_the_start(self, job: Job) -> list[Job]:
         """Return what to do where a server cannot go on in the middle of a file."""
-        if job.void or not isinstance(job, Range) or job.start == job.stop:
+        if job.void or not isinstance(job, Range) or job.start in {0, job.stop}:
             return [job]
-        jobs = job.file.start_again(range_bytes=None)
+        jobs = self._anew(job.file, range_bytes=None)
         for anew in jobs:
             anew.failures = job.failures
         return jobs
@@ -278,7 +278,14 @@ class Transfer:
                 get_logger().warning(error.message, code=error.code, file=job.file.entry.path, then="fetching it again")
             else:
                 lane.whole = True
-            lane.planned.extend(job.file.start_again(range_bytes=None if lane.whole else self._range_bytes()))
+            lane.planned.extend(self._anew(job.file, range_bytes=None if lane.whole else self._range_bytes()))
+
+    def _anew(self, file: Incoming, *, range_bytes: int | None) -> list[Job]:
+        try:
+            return file.start_again(range_bytes=range_bytes)
+        except OSError:
+            self.failed = self.failed or file
+            raise
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
