@@ -7,13 +7,16 @@ import errno
 import os
 import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
-from trainer_agent.initializers import digests, hidden, names
+from trainer_agent.initializers import HIDDEN, digests, hidden, names
 from trainer_agent.initializers.delivery import PARTS, Delivery, Order
 from trainer_agent.initializers.disk import NO_ROOM
 from trainer_agent.initializers.lock import NoClaim, claimed
@@ -24,7 +27,6 @@ from trainer_agent.initializers.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from trainer_agent.host import Host
     from trainer_agent.initializers.incoming import Incoming
@@ -105,17 +107,20 @@ def fetch(
 def _claim_all(orders: Sequence[Order], stack: ExitStack, *, host: Host, deadline: float) -> list[Delivery]:
     boot = (host.read(BOOT_ID) or "").strip()
     deliveries: list[Delivery] = []
-
-    def forget() -> None:
-        for delivery in deliveries:  # all: what the disk refuses may be any of their files, and is told once
-            delivery.forget()
-
+    disks: defaultdict[int, list[Delivery]] = defaultdict(list)
     for order in orders:
         claim = stack.enter_context(_claim(order, boot=boot, deadline=deadline))
-        deliveries.append(Delivery(order, claim, boot=boot, host=host, lost=forget))
+        there = disks[order.hidden.stat().st_dev]
+        there.append(Delivery(order, claim, boot=boot, host=host, lost=partial(_forget, there)))
+        deliveries.append(there[-1])
     for delivery in deliveries:
         stack.callback(delivery.close)
     return deliveries
+
+
+def _forget(deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:  # all: what a disk refuses may be any file there, and is told once
+        delivery.forget()
 
 
 def _survey(deliveries: Sequence[Delivery]) -> None:
@@ -178,7 +183,7 @@ def _claim(order: Order, *, boot: str, deadline: float) -> Iterator[Claim | NoCl
 
 def _can_be_read(order: Order, error: OSError) -> bool:
     refused = error.errno in {errno.EROFS, *NO_ROOM} or not os.access(order.hidden, os.W_OK)
-    return order.hidden.is_dir() and refused
+    return refused and os.access(order.hidden, os.R_OK | os.X_OK)
 
 
 def _check_space(deliveries: Sequence[Delivery]) -> None:
@@ -244,16 +249,27 @@ def _disk_error(destination: Path, error: OSError, *, kept: bool = True) -> Agen
     if error.errno == errno.ENOTDIR and (file := _file_on_the_way(destination)):
         hint = "remove it, or choose another OUTPUT_PATH"
         return FatalError("destination-in-the-way", f"{file} is a file, and must be a directory", hint=hint)
-    if path and error.errno in NO_NAME:
-        hint = "rename it at the source, add it to IGNORE_PATTERNS, or use another file system"
-        message = f"the file system refuses the name {names.shown(str(path))}: {error.strerror}"
-        return FatalError("unsafe-name", message, hint=hint)
+    if path and error.errno in NO_NAME and (refused := _refused_name(destination, Path(path), error)):
+        return refused
     message = f"cannot write to {destination}: {error.strerror}{name}"
     if error.errno in {errno.EACCES, errno.EPERM}:  # the same on every node
         groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
         hint = f"make the volume writable for uid {os.geteuid()}, groups {groups}{_owned(destination)}"
         return FatalError("destination-not-writable", message, hint=hint)
     return RetryError("destination-not-writable", message, hint="check the volume, and whether it is mounted read-only")
+
+
+def _refused_name(destination: Path, path: Path, error: OSError) -> AgentError | None:
+    """Say whose name it is; None for those of our own, which are fine wherever OUTPUT_PATH leaves them room."""
+    ours = path.is_relative_to(destination / HIDDEN)
+    if destination in path.parents and not ours:
+        message = f"the file system refuses the name {names.shown(str(path))}: {error.strerror}"
+        hint = "rename it at the source, add it to IGNORE_PATTERNS, or use another file system"
+        return FatalError("unsafe-name", message, hint=hint)
+    if ours and error.errno != errno.ENAMETOOLONG:
+        return None
+    message = f"the file system refuses OUTPUT_PATH={names.shown(str(destination))}: {error.strerror}"
+    return FatalError("destination-not-writable", message, hint="choose another OUTPUT_PATH")
 
 
 def _file_on_the_way(destination: Path) -> Path | None:
