@@ -1,7 +1,9 @@
 """launch where its surroundings are odd: a log that is full or unread, nohup, a terminal."""
 
+import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,17 +79,30 @@ def test_whoever_starts_it_may_ignore_the_end_of_children(words):
     assert ((4,) if "launch" in words else (0, 10)).count(agent.returncode), err
 
 
-def test_a_shell_at_a_terminal_has_a_prompt():
-    """It writes it to standard error, and only where that is the terminal, too."""
+def at_a_terminal(*words, typed=b""):
+    """Return the exit code of a launch on a terminal of its own, and what that shows."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(
-            AGENT[0], [*AGENT, "launch", "--supervise", "bash", "--norc"], {"PS1": "PROMPT", "PATH": "/usr/bin:/bin"}
-        )
-    os.write(terminal, b"test -t 2 && exit 3; exit 4\n")
+        os.execve(AGENT[0], [*AGENT, "launch", "--supervise", *words], {"PS1": "PROMPT", "PATH": "/usr/bin:/bin"})
+    os.write(terminal, typed)
     shown = b""
     with suppress(OSError):  # it has ended
         while more := os.read(terminal, 4096):
             shown += more
     os.close(terminal)
-    assert (3, True) == (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b"PROMPT" in shown)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+@pytest.mark.parametrize("line", ["bash --norc", "env X=1 bash --norc", "sh -c 'cd / && exec bash --norc'"])
+def test_a_shell_at_a_terminal_has_a_prompt(line):
+    """It writes it to standard error, and only where that is the terminal, too."""
+    code, shown = at_a_terminal(*shlex.split(line), typed=b"test -t 2 && exit 3; exit 4\n")
+    assert (3, True) == (code, b"PROMPT" in shown)
+
+
+@pytest.mark.parametrize("line", ["-c 'raise SystemExit(\"last words\")'", "sh -c 'echo last words >&2; exit 1'"])
+def test_last_words_at_a_terminal(tmp_path, line):
+    """A pod with `tty: true` has one, too, and is asked later by its termination message."""
+    code, shown = at_a_terminal("--termination-log", str(tmp_path / "log"), "--", *shlex.split(line))
+    assert (1, True) == (code, b"last words" in shown)
+    assert "last words" == json.loads((tmp_path / "log").read_text())["error"].strip()

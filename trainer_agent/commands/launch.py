@@ -272,15 +272,20 @@ def _supervise(options: LaunchOptions, command: Command, topology: Topology, hos
     kills_before = read_limits(host).oom_kills
     with _for_torchrun(options, command) if command.elastic_agent else nullcontext((command.env, None)) as (env, file):
         autopsy = Autopsy(elastic_agent=command.elastic_agent, error_file=file)
-        # Who sits at the terminal reads the last words there, and a shell without a terminal for them has no prompt.
-        watched = holds_terminal() and os.isatty(2) and not command.elastic_agent
-        ended = supervise(command.argv, env, grace_s=options.grace, feed=None if watched else autopsy.feed)
+        feed = None if _has_prompt(command) else autopsy.feed
+        ended = supervise(command.argv, env, grace_s=options.grace, feed=feed)
         kills = (read_limits(host).oom_kills or 0) - (kills_before or 0)
         message = outcome(ended, autopsy, oom_kills=kills, hostname=topology.hostname)
     return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 
 
 @contextmanager
+def _has_prompt(command: Command) -> bool:
+    """Whether somebody types into a shell, `bash -l` or `./entrypoint.sh bash`: it shows it on a terminal alone."""
+    names = [word for word in " ".join(command.argv).split() if not word.startswith("-")]
+    return holds_terminal() and os.isatty(2) and not command.elastic_agent and is_shell(names[-1:] or [""])
+
+
 def _for_torchrun(options: LaunchOptions, command: Command) -> Iterator[tuple[Mapping[str, str], Path]]:
     """
     Yield the environment in which torchrun tells us what happens, and the file where a rank writes its error.
