@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -181,6 +182,51 @@ def test_a_shell_below_us_launches_by_the_wrapper(image):
     assert ["preflight", "initialize", "launch", "launch"] == [x["step"] for x in logs if x["event"] == "step begins"]
     commands = [line["command"].split()[0] for line in logs if line["event"] == "launching"]
     assert ["bash", f"{image.root}/real/torchrun"] == commands
+
+
+@pytest.fixture
+def mpi(image):
+    """Return an image with an Open MPI 5 that says only which it is, and the variables of a job of it."""
+    image.write("real/mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+    image.write("run.sh", "#!/bin/sh\nTRAINER_AGENT_LAUNCH_DRY_RUN=1 mpirun train\n")
+    (image.root / "hostfile").write_text("a slots=1\nb slots=1\n")
+    return image, {**ALONE, "TRAINER_AGENT_LAUNCH_HOSTFILE": str(image.root / "hostfile")}
+
+
+ON_ALL_HOSTS = "--hostfile /dev/shm/trainer-agent-mpi/hostfile"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "bash run.sh",
+            "./run.sh",
+            "timeout 9 bash run.sh",
+            "nice ./run.sh",
+            "env -u X bash -c 'TRAINER_AGENT_LAUNCH_DRY_RUN=1 mpirun train'",
+        ),
+        *("timeout -s KILL 9 env TRAINER_AGENT_LAUNCH_DRY_RUN=1 mpirun train", "stdbuf -o L bash run.sh"),
+    ],
+)
+def test_an_mpirun_below_us_is_started_by_the_wrapper(mpi, line):
+    """Whatever starts it: by itself Open MPI 5 would run on this host alone, and exit 0."""
+    image, environ = mpi
+    code, out, _ = image.run(str(image.root / "bin/trainer-agent"), "launch", "--", *shlex.split(line), **environ)
+    assert (0, True) == (code, ON_ALL_HOSTS in out)
+
+
+def test_torchrun_and_mpirun_in_one_script(mpi):
+    """The hosts of the variable are mpirun's alone."""
+    image, environ = mpi
+    script = "torchrun --standalone prep.py; test $? = 7 && ./run.sh"
+    code, out, logs = image.run("bash", "-c", script, **environ)
+    torchrun, _, *rest = out.splitlines()
+    assert (0, "torchrun --standalone --nproc-per-node 1 prep.py", 1) == (code, torchrun, len(rest))
+    assert ON_ALL_HOSTS in rest[0]
+    assert [("hostfile-unused", "warning")] == [
+        (x["code"], x["level"]) for x in logs if "hostfile" in x.get("code", "")
+    ]
 
 
 def test_the_agents_own_torchrun_is_the_real_one(image):

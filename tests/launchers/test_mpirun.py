@@ -165,12 +165,17 @@ def test_a_hostfile_makes_it_an_mpi_job(image, line, by_option):
 
 @pytest.mark.lab
 @pytest.mark.parametrize(
-    "line", ["bash run_job.sh", "horovodrun -np 2 train.py", "env X=1 mpirun train.py", "deepspeed train.py"]
+    "line",
+    [
+        *("bash run_job.sh", "run_job.sh", "timeout -s KILL 9 bash run_job.sh", "env X=1 mpirun train.py"),
+        *("sudo -E -u mpiuser mpirun train.py", "horovodrun -np 2 train.py", "deepspeed train.py"),
+    ],
 )
 def test_what_starts_the_ranks_itself_is_started_once(image, tmp_path, line):
     """As it is, in the launcher's pod: on every rank there would be too many of it."""
     environ, hostfile = image("openmpi-4")
-    (tmp_path / "run_job.sh").write_text("set -e\nmpirun -np 2 train.py\n")
+    (tmp_path / "run_job.sh").write_text("#!/bin/sh\nset -e\nnumactl -N 0 mpirun -np 2 train.py\n")
+    (tmp_path / "run_job.sh").chmod(0o755)
     line = line.replace("run_job.sh", str(tmp_path / "run_job.sh"))
     done = run("launch", "--dry-run", *line.split(), **environ, OMPI_MCA_orte_default_hostfile=hostfile)
     assert (0, f"{line}\n") == (done.returncode, done.stdout), done.stderr
@@ -182,6 +187,31 @@ def test_the_hostfile_of_a_variable_is_left_to_the_mpirun_in_a_shell(image):
     environ, hostfile = image("openmpi-5")
     done = run("launch", "--dry-run", "bash", "-c", "mpirun app", **environ, **{NAMED: hostfile})
     assert (0, "bash -c 'mpirun app'\n") == (done.returncode, done.stdout), done.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("flags", ["--standalone", "--nnodes 2 --node-rank 0"])
+def test_a_torchrun_needs_no_hostfile_of_a_variable(image, flags):
+    """It is for another command of the same image; that its own flags count is a warning."""
+    environ, hostfile = image("openmpi-5")
+    done = run(
+        "launch", "--dry-run", "--nproc", "1", "--", "torchrun", *flags.split(), "a.py", **environ, **{NAMED: hostfile}
+    )
+    assert (0, True) == (done.returncode, f"torchrun {flags}" in done.stdout), done.stderr
+    said = next(line for line in map(json.loads, done.stderr.splitlines()) if line.get("code") == "hostfile-unused")
+    assert ("warning", True) == (said["level"], said["event"].startswith(f"{NAMED}={hostfile} is for mpirun"))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("given, variables", [(("--hostfile", "{}"), {}), ((), {NAMED: "{}", "PET_NNODES": "1"})])
+def test_a_torchrun_that_has_a_hostfile_all_the_same(image, given, variables):
+    """Given by hand it is a mistake; so it is where a controller has said who the nodes are."""
+    environ, hostfile = image("openmpi-5")
+    words_ = [word.format(hostfile) for word in given]
+    variables = {name: value.format(hostfile) for name, value in variables.items()}
+    own = ("torchrun", "--nproc-per-node", "1", "a.py")
+    done = run("launch", "--dry-run", *words_, "--", *own, **environ, **variables)
+    assert (30, "", True) == (done.returncode, done.stdout, "hostfile-unused" in done.stderr), done.stderr
 
 
 @pytest.mark.lab

@@ -1,12 +1,13 @@
 """Which jobs are MPI's."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from trainer_agent.mpi.settings import INJECTED
-from trainer_agent.mpi.suits import NAMED, READ_BYTES, is_mpi, is_mpirun, is_mpirun_of_env, starts_mpirun_itself
+from trainer_agent.mpi.suits import NAMED, READ_BYTES, finds_mpirun, is_mpi, is_mpirun, starts_mpirun_itself
 
 OPENMPI = {"OMPI_MCA_orte_default_hostfile": INJECTED}
 MPICH = {"HYDRA_HOST_FILE": INJECTED}
@@ -68,6 +69,10 @@ def test_a_hostfile_of_the_user(environ, line, expected, by_option):
         (("env", "X=1", "python", "train.py"), False),
         (("env",), False),
         (("timeout", "2h", "mpirun", "app"), True),
+        (("timeout", "-s", "KILL", "2h", "bash", "-c", "mpirun app"), True),
+        (("env", "-u", "X", "mpirun", "app"), True),
+        (("tini", "--", "mpirun", "app"), True),
+        (("su", "mpiuser", "-c", "cd /app && X=1 mpirun app"), True),
         (("/usr/bin/horovodrun", "-np", "4", "python", "train.py"), True),
         (("deepspeed", "train.py"), True),
         (("bash",), False),
@@ -81,12 +86,73 @@ def test_a_shell_that_starts_mpirun_itself(words, expected):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        *("numactl --interleave=all mpirun app", "numactl -N 0 -m all mpirun app", "taskset -c 0-3 mpirun app"),
+        *("sudo -E -u mpiuser mpirun app", "sudo -u mpiuser -- bash -c 'mpirun app'", "gosu mpiuser mpirun app"),
+        *("runuser -u mpiuser -- mpirun app", "su-exec mpiuser mpirun app", 'su - mpiuser -c "cd /app; mpirun app"'),
+        *(
+            "unbuffer mpirun app",
+            "strace -f -o log mpirun app",
+            "srun -n 1 --mpi pmix mpirun app",
+            "chrt -f 9 mpirun app",
+        ),
+        *(
+            "timeout -s KILL 2h mpirun app",
+            "timeout ${LIMIT:-2h} mpirun app",
+            "stdbuf -o L mpirun app",
+            "$SUDO mpirun app",
+        ),
+        *("env -u FOO mpirun app", "nice -n 10 ionice -c 2 mpirun app", "setpriv --reuid mpiuser mpirun app"),
+        *('OPTS="a b" mpirun app', 'X="$(hostname -i | cut -d" " -f1)" mpirun app', "N=$((2 * 3)) mpirun -np $N app"),
+        *(">log mpirun app", '>"my log" 2>&1 mpirun app', "exec > >(tee log) 2>&1; mpirun app"),
+        *(
+            'echo " # x"; mpirun app',
+            "[ $# -gt 0 ] && mpirun app",
+            "find . -exec ls {} \\; ; mpirun app",
+            "cat <<E\nit's\nE\nmpirun app",
+        ),
+        *('OUT="$(mpirun app | tail -1)"', "OUT=`mpirun app`", 'eval "mpirun app"', "bash -c 'set -e\nmpirun app'"),
+        *("mpirun --version; mpirun app", "mpirun --version app"),
+    ],
+)
+def test_a_line_that_starts_mpirun(line):
+    """Whatever stands before it."""
+    assert starts_mpirun_itself(("bash", "-c", line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("echo mpirun", "which mpirun", "command -v mpirun", "pip install mpirun", "grep mpirun x", "ls >mpirun"),
+        *("sudo -E ls mpirun", "sudo -H pip install deepspeed", "nohup apt-get install mpirun", "sudo -E"),
+        *("exec python3 train.py --strategy deepspeed", "env -u X python3 train.py --launcher mpirun"),
+        *("$PYTHON -u train.py --strategy deepspeed", "timeout 2h /no/such/python train.py --strategy deepspeed"),
+        *(
+            'echo "before; mpirun app"',
+            "echo `# mpirun app`",
+            "python3 train.py # mpirun app",
+            'eval "$@"',
+            'exec "$@"',
+        ),
+        *("mpirun --version", "deepspeed --version >/dev/null 2>&1", "if mpirun -h | head -1; then :; fi"),
+        *("echo \\; mpirun app", 'V="$(mpirun -V)"', "horovodrun --check-build"),
+    ],
+)
+def test_a_line_that_starts_no_mpirun(line):
+    """Its name may be an argument of anything, and a question for its version starts no rank."""
+    assert not starts_mpirun_itself(("bash", "-c", line))
+
+
+@pytest.mark.parametrize(
     "text, expected",
     [
         ("set -e\necho preparing\nmpirun -np 2 app", True),
         ("NP=2\nexec ${MPI_HOME}/bin/mpirun \\\n  -np $NP app", True),
         ("for n in 1 2; do\n  horovodrun -np 2 app\ndone", True),
         ("bash -c 'mpirun app'", True),
+        ("numactl -N 0 mpirun app", True),
+        ("mpirun --version\ndeepspeed --help | head -1\npython train.py", False),
         ("# mpirun starts this: mpirun run.sh\npython train.py", False),
         ("a" * (READ_BYTES + 1) + "\nmpirun app", False),
     ],
@@ -115,11 +181,20 @@ def test_a_program_that_is_no_script_of_a_shell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line, expected", [("env X=1 mpirun app", True), ("env X=1 app", False), ("env", False), ("mpirun app", False)]
+    "line, expected",
+    [
+        ("env X=1 mpirun app", True),
+        ("timeout 2h bash -c 'mpirun app'", True),
+        ("bash -c 'horovodrun app'", True),
+        ("env X=1 horovodrun app", False),
+        ("deepspeed app", False),
+        ("env X=1 app", False),
+        ("mpirun app", False),
+    ],
 )
-def test_is_mpirun_of_env(line, expected):
-    """It finds mpirun on PATH, where ours may come first."""
-    assert expected == is_mpirun_of_env(line.split())
+def test_what_finds_mpirun_on_path(line, expected):
+    """It is for the wrapper that may lie there; horovodrun and deepspeed give mpirun, if any, hosts of their own."""
+    assert expected == finds_mpirun(shlex.split(line))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from trainer_agent.launchers.outcome import outcome
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 from trainer_agent.launchers.torchrun_flags import findings, own_torchrun, told
 from trainer_agent.log import get_logger
-from trainer_agent.mpi.suits import is_mpi, is_mpirun_of_env, refuse_hostfile
+from trainer_agent.mpi.suits import finds_mpirun, is_mpi, refuse_hostfile
 from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.process import holds_terminal
 from trainer_agent.rendezvous import tracker_takes_probes, wait_for_master
@@ -68,8 +68,9 @@ def read_environ(script: tuple[str, ...], environ: Mapping[str, str], *, hostfil
     Return the variables that count: with what the flags of the user's own torchrun say, and what we start marked.
 
     A shell may start torchrun, and flags that we cannot see yet say who the nodes are: then our wrapper launches it.
+    So it does an mpirun that the command starts, in whatever way, where an MPI job's hosts would else be left out.
     """
-    finds_wrappers = script and (is_shell(script) or is_mpirun_of_env(script))
+    finds_wrappers = script and (is_shell(script) or finds_mpirun(script))
     if finds_wrappers and not is_mpi(script, environ, hostfile=hostfile):
         return {**environ, STEPS: "launch"}
     if script:
@@ -279,13 +280,13 @@ def _supervise(options: LaunchOptions, command: Command, topology: Topology, hos
     return _finish(options, redact_all(message, secrets_in(command.env)), ended)
 
 
-@contextmanager
 def _has_prompt(command: Command) -> bool:
     """Whether somebody types into a shell, `bash -l` or `./entrypoint.sh bash`: it shows it on a terminal alone."""
     names = [word for word in " ".join(command.argv).split() if not word.startswith("-")]
     return holds_terminal() and os.isatty(2) and not command.elastic_agent and is_shell(names[-1:] or [""])
 
 
+@contextmanager
 def _for_torchrun(options: LaunchOptions, command: Command) -> Iterator[tuple[Mapping[str, str], Path]]:
     """
     Yield the environment in which torchrun tells us what happens, and the file where a rank writes its error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -10,20 +11,37 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers import AUTO
+from trainer_agent.launchers.torchrun_flags import own_torchrun, told
+from trainer_agent.log import get_logger
 from trainer_agent.mpi import words
 from trainer_agent.mpi.settings import INJECTED, ROLE, read_injected
 from trainer_agent.shells import SHELLS, is_shell
+from trainer_agent.topology import PET_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
+OTHERS = ("horovodrun", "deepspeed")
 # One of these on every rank would be too many.
-STARTERS = (*PROGRAMS, "horovodrun", "deepspeed")
-# What may stand before a command, with options and numbers of its own; in a script, shells and their words, too.
-PREFIXES = {"env", "exec", "time", "nohup", "nice", "timeout", "stdbuf"}
-IN_SCRIPTS = PREFIXES | SHELLS | {"if", "then", "else", "elif", "while", "until", "do", "!", "{", "eval"}
+STARTERS = (*PROGRAMS, *OTHERS)
+# In a script these start nothing; it may only want to know what there is.
+QUESTIONS = ("--version", "-V", "--help", "-h", "--check-build")
+# What may stand before a command, with options of its own: programs, and words of shells.
+PREFIXES = {
+    *("env", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf", "unbuffer", "numactl", "taskset", "strace"),
+    *("sudo", "gosu", "su", "su-exec", "runuser", "setpriv", "flock", "srun", "nsys", "tini", "dumb-init"),
+    *("exec", "eval", "time", "if", "then", "else", "elif", "while", "until", "do", "!", "{"),
+}
+WITH_A_WORD = {"gosu", "su", "su-exec", "flock", "nsys"}  # a user, a file, `profile`: then comes the command
 SHELL_VALUES = ("--rcfile", "--init-file")  # as all that end in o or O, they have a value
+QUOTED = r"""'[^'\n]*'|"(?:\\.|[^"\\\n])*"|\\."""
+# Comments and redirections; what is quoted is none, and is the group.
+NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOTED}|[^\s;&|()<>'\"])*")
+SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+COMMAND = re.compile(rf"(?:{QUOTED}|[^\n;&|()])+")
+# OMP_NUM_THREADS=2 or $SUDO, before a command.
+VARIABLE = re.compile(r"\w+=|\$(\w+|{[^}]*})$")
 READ_BYTES = 1 << 16
 NAMED = "TRAINER_AGENT_LAUNCH_HOSTFILE"
 
@@ -45,23 +63,20 @@ def starts_mpirun_itself(script: Sequence[str]) -> bool:
     """Return whether the user's command is a script, or another program, that starts mpirun or the like in its turn."""
     if is_mpirun(script):
         return False
-    command = _command(script, PREFIXES)
+    command = _command(script)
     if command and _name(command[0]) in STARTERS:
         return True
-    lines = re.split(r"[\n;&|()`]+", re.sub(r"\\\n|(^|\s)#.*", " ", _script_of(command)))
-    inner = (_command(line.split(), IN_SCRIPTS) for line in lines)
-    return any(each and _name(each[0]) in STARTERS for each in inner)
+    return any(map(_starts, _commands(_inline(command) or _file_of(command))))
+
+
+def finds_mpirun(script: Sequence[str]) -> bool:
+    """Return whether the user's command starts the mpirun that is first on PATH, which may be ours."""
+    return starts_mpirun_itself(script) and _name(_command(script)[0]) not in OTHERS
 
 
 def is_mpirun(script: Sequence[str]) -> bool:
     """Return whether the user's command is mpirun."""
     return _name(script[0]) in PROGRAMS
-
-
-def is_mpirun_of_env(script: Sequence[str]) -> bool:
-    """Return whether `env` starts mpirun, which it finds on PATH as a shell does."""
-    command = _command(script, PREFIXES)
-    return _name(script[0]) == "env" and bool(command) and is_mpirun(command)
 
 
 def refuse_hostfile(
@@ -71,9 +86,13 @@ def refuse_hostfile(
     Refuse the hostfile of an option where nothing would read it: the command would run on this node alone.
 
     Raises:
-        FatalError: unless the command's own mpirun finds it in the variable.
+        FatalError: unless it comes by variable, and the command's own mpirun reads that, or a torchrun needs none.
     """
     by_variable = environ.get(NAMED) == path
+    if by_variable and _is_torchrun_by_flags(script, environ):
+        message = f"{NAMED}={path} is for mpirun: the command is a torchrun whose own flags say who the nodes are"
+        get_logger().warning(message, code="hostfile-unused", hint="nothing to do, if only mpirun is to use them")
+        return
     if launcher != AUTO:
         why, hint = f"--launcher={launcher} reads none", "leave out --launcher, or the hostfile"
     elif starts_mpirun_itself(script):
@@ -87,34 +106,87 @@ def refuse_hostfile(
     raise FatalError("hostfile-unused", f"{NAMED if by_variable else '--hostfile'}={path}, and {why}", hint=hint)
 
 
+def _is_torchrun_by_flags(script: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the user's own torchrun says all that is known of the nodes, and no controller."""
+    return own_torchrun(script) is not None and PET_NAMES & environ.keys() <= told(script, {}).keys()
+
+
+def _starts(line: Sequence[str]) -> bool:
+    """Return whether a command of a script starts the ranks, or a text that it hands on to a shell does."""
+    command = _command(line)
+    if command and _name(command[0]) in STARTERS:
+        return not (len(command) == 2 and command[1] in QUESTIONS)
+    return any(map(_starts, _commands(_inline(command))))
+
+
 def _name(word: str) -> str:
     return word.strip("\"'").rpartition("/")[2]
 
 
-def _command(line: Sequence[str], prefixes: Collection[str]) -> list[str]:
-    """Return the words of a line from its program on: without `NAME=VALUE`, `env NAME=VALUE`, `timeout 1h` and such."""
+def _command(line: Sequence[str]) -> list[str]:
+    """Return the words of a line from its program on: without `NAME=VALUE`, `sudo -u USER`, `timeout 1h` and such."""
     left = list(line)
-    while left and (_name(left[0]) in prefixes or re.match(r"\w+=", left[0])):
-        del left[0]
-        while left and re.match(r"[-+\d]", left[0]):
+    while left and (_name(left[0]) in PREFIXES or (VARIABLE.match(left[0]) and not _is_program(left[0]))):
+        before = _name(left.pop(0))
+        value = before in WITH_A_WORD
+        while before in PREFIXES and left and not _is_program(left[0]):
+            option, number = left[0][:1] in ("-", "+"), left[0][:1].isdigit()
+            if not (option or number or value):
+                break
+            value = option or (value and number)  # the word behind an option may be its value
             del left[0]
     return left
 
 
-def _script_of(command: Sequence[str]) -> str:
-    """Return the text that a shell is to run, nothing where the command is no shell."""
+def _is_program(word: str) -> bool:
+    """Whether a word behind a prefix is the command, or a text of commands, and no value of one of its options."""
+    if _name(word) in PREFIXES or _name(word) in (*STARTERS, *SHELLS) or shutil.which(word):
+        return True
+    return " " in word and any(map(_starts, _commands(word)))
+
+
+def _commands(text: str) -> list[list[str]]:
+    """Return the words of each command in a shell's text, and in what it substitutes, be it quoted or not."""
+    text = NOISE.sub(lambda found: found[1] or " ", text.replace("\\\n", " "))
+    while found := SUBSTITUTED.findall(text):
+        text = "\n".join((SUBSTITUTED.sub("_", text), *(of_dollar or of_ticks for of_dollar, of_ticks in found)))
+    return [_split(line) for line in COMMAND.findall(text)]
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # a quotation ends on another line
+        return line.split()
+
+
+def _inline(command: Sequence[str]) -> str:
+    """Return the text that a command hands on to a shell: `bash -c TEXT`, or what is behind `su -c` and `eval`."""
+    if command and is_shell(command):
+        text, inline = _operand(command)
+        return text if inline else ""
+    return command[0] if command and " " in command[0] else ""
+
+
+def _file_of(command: Sequence[str]) -> str:
+    """Return the text of the file that a shell is to run, nothing where the command is no shell."""
     if not command:
         return ""
-    if not is_shell(command):
-        text = _text_of(shutil.which(command[0]) or "")
-        return text if re.match(rf"#!.*\b({'|'.join(SHELLS)})\b", text) else ""
+    if is_shell(command):
+        return _text_of(_operand(command)[0])
+    text = _text_of(shutil.which(command[0]) or "")
+    return text if re.match(rf"#!.*\b({'|'.join(SHELLS)})\b", text) else ""
+
+
+def _operand(command: Sequence[str]) -> tuple[str, bool]:
+    """Return the first word behind a shell's options, and whether it is the script itself, not its name."""
     left, inline = list(command[1:]), False
     while left and left[0][:1] in ("-", "+"):
         option = left.pop(0)
         inline |= "c" in option and not option.startswith("--")
         if option in SHELL_VALUES or option[-1] in "oO":
             del left[:1]
-    return (left[0] if inline else _text_of(left[0])) if left else ""
+    return (left[0] if left else ""), inline
 
 
 def _text_of(path: str) -> str:
