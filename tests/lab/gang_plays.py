@@ -123,6 +123,13 @@ def link(play: Play, fault: Callable[[Pod], object]) -> None:
     play.happens()
 
 
+def slow_link(play: Play) -> None:
+    """The link of one carries a tenth of what those of the others do."""
+    for pod in play.lab.pods.values():
+        faults.slow(pod, faults.USUAL)
+    link(play, faults.slow)
+
+
 def pair(play: Play, a: int, b: int, how: Literal["silent", "refused"] = "silent") -> None:
     """Two do not reach each other."""
     play.wanted = [{a, b}]
@@ -191,7 +198,7 @@ FAULTS: dict[str, tuple[Callable[[Play], None], tuple[int, ...]]] = {
         lambda play: link_at_work(play, partial(faults.half_cut, direction="to")),
         MOST,
     ),
-    "link slow": (lambda play: link(play, faults.slow), THREE),
+    "link slow": (slow_link, THREE),
     "pair cut": (lambda play: pair(play, 1, 2), THREE),
     "pair with rank 0 cut": (lambda play: pair(play, 0, play.victim), THREE),
     "pair refused": (lambda play: pair(play, 1, 2, how="refused"), THREE),
