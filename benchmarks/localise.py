@@ -1,7 +1,8 @@
 """
-How often pair tests name exactly the nodes at fault: our schedule beside three others, simulated, as a Markdown table.
+How often pair tests name exactly the nodes at fault: our schedule beside three others, simulated, as Markdown tables.
 
-A test of some nodes fails when the fault of one of them shows, which it does each time with the same probability.
+A test of some nodes fails when the fault of one of them shows, which it does each time with the same probability. In
+the second table nothing is at fault, tests fail for no reason now and then, and nobody is the right answer.
 
 - DLRover: two rounds, the second pairs those that failed with those that passed; fails all of three nodes or fewer.
 - CHS, Google's cluster-health-scanner: two rounds, the second tests each that failed with one that passed.
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from trainer_agent.gang.pairs import Meeting, blame, next_round
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 TRIALS = 300
 SHOWS, NODES = (1.0, 0.7, 0.4), (3, 4, 8, 64, 256)
+BY_CHANCE, WELL = (0.02, 0.05), (4, 8, 64)
 
 
 class Answer(NamedTuple):
@@ -35,15 +37,18 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """Nodes from 0 on, of which some are at fault."""
+    """Nodes from 0 on, of which some are at fault; tests fail `by_chance`, too."""
 
     count: int
     faulty: frozenset[int]
     shows: float
     chance: random.Random
+    by_chance: float = 0.0
 
     def passes(self, *nodes: int) -> bool:
-        """Return whether no fault shows in a test of these nodes."""
+        """Return whether no fault shows in a test of these nodes, and it does not fail for no reason."""
+        if self.by_chance and self.chance.random() < self.by_chance:
+            return False
         return not any(node in self.faulty and self.chance.random() < self.shows for node in nodes)
 
     def failing(self, groups: Iterable[Iterable[int]]) -> list[bool]:
@@ -141,7 +146,9 @@ SCHEDULES: dict[str, Callable[[Job], Answer]] = {
     "CHS": chs,
     "3+3": three_and_three,
 }
-COLUMNS = ["shows", "nodes", "faults", *SCHEDULES, "rounds", *(f"{name} wrong" for name in SCHEDULES)]
+WRONG = [f"{name} wrong" for name in SCHEDULES]
+COLUMNS = ["shows", "nodes", "faults", *SCHEDULES, "rounds", *WRONG]
+COLUMNS_BY_CHANCE = ["by chance", "nodes", *SCHEDULES, "rounds", *WRONG]
 
 
 @dataclass(frozen=True)
@@ -153,12 +160,14 @@ class Cell:
     rounds: float
 
 
-def measure(schedule: Callable[[Job], Answer], count: int, faults: int, *, shows: float, trials: int) -> Cell:
+def measure(
+    schedule: Callable[[Job], Answer], count: int, faults: int, *, shows: float, trials: int, by_chance: float = 0.0
+) -> Cell:
     """Return what came of so many trials, the same ones each time."""
     exact, wrong, rounds = [], [], []
     for trial in range(trials):
         chance = random.Random(f"{count} {faults} {shows} {trial}")  # noqa: S311 - no secret
-        job = Job(count, frozenset(chance.sample(range(count), faults)), shows, chance)
+        job = Job(count, frozenset(chance.sample(range(count), faults)), shows, chance, by_chance)
         answer = schedule(job)
         exact.append(answer.accused == job.faulty)
         wrong.append(len(answer.accused - job.faulty))
@@ -172,8 +181,20 @@ def rows(trials: int, largest: int) -> Iterator[list[str]]:
         for count in (count for count in NODES if count <= largest):
             for faults in sorted({1, 2, max(1, count // 8)}):
                 cells = [measure(each, count, faults, shows=shows, trials=trials) for each in SCHEDULES.values()]
-                exact, wrong = [f"{cell.exact:.3f}" for cell in cells], [f"{cell.wrong:.3f}" for cell in cells]
-                yield [f"{shows:.1f}", str(count), str(faults), *exact, f"{cells[0].rounds:.1f}", *wrong]
+                yield [f"{shows:.1f}", str(count), str(faults), *_figures(cells)]
+
+
+def rows_by_chance(trials: int, largest: int) -> Iterator[list[str]]:
+    """Yield the lines of the table of jobs in which nothing is at fault."""
+    for part in BY_CHANCE:
+        for count in (count for count in WELL if count <= largest):
+            cells = [measure(each, count, 0, shows=0.0, trials=trials, by_chance=part) for each in SCHEDULES.values()]
+            yield [f"{part:.2f}", str(count), *_figures(cells)]
+
+
+def _figures(cells: Sequence[Cell]) -> list[str]:
+    exact, wrong = [f"{cell.exact:.3f}" for cell in cells], [f"{cell.wrong:.3f}" for cell in cells]
+    return [*exact, f"{cells[0].rounds:.1f}", *wrong]
 
 
 def line(cells: Iterable[str]) -> str:
@@ -182,15 +203,17 @@ def line(cells: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=TRIALS, help="trials behind each share (%(default)s)")
     parser.add_argument("--largest", type=int, default=max(NODES), help="most nodes (%(default)s)")
     given = parser.parse_args()
-    print(line(COLUMNS))
-    print(line("-" * len(name) for name in COLUMNS))
-    for row in rows(given.trials, given.largest):
-        print(line(row), flush=True)
+    for columns, found in ((COLUMNS, rows), (COLUMNS_BY_CHANCE, rows_by_chance)):
+        print(line(columns))
+        print(line("-" * len(name) for name in columns))
+        for row in found(given.trials, given.largest):
+            print(line(row), flush=True)
+        print()
 
 
 if __name__ == "__main__":

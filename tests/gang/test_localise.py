@@ -61,13 +61,14 @@ def test_the_others_do_as_they_must(name, cell, exact):
     assert measure(SCHEDULES[name], nodes, faults, shows=shows, trials=400).exact == pytest.approx(exact, abs=0.07)
 
 
-def test_it_prints_a_table():
+def test_it_prints_two_tables():
     """One line for each cell, in which every share is one."""
     command = [sys.executable, str(SCRIPT), "--trials", "2", "--largest", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
-    header, rule, *lines = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
-    assert header[:7] == ["shows", "nodes", "faults", *SCHEDULES]
-    assert {len(header)} == {len(line) for line in [rule, *lines]}
-    assert len(lines) == 18
-    assert all(0 <= float(share) <= 1 for line in lines for share in line[3:7])
+    tables = [[row.strip("| ").split(" | ") for row in text.splitlines()] for text in done.stdout.split("\n\n")[:2]]
+    for (header, rule, *lines), first, count in zip(tables, (3, 2), (18, 4), strict=True):
+        assert header[first : first + 4] == [*SCHEDULES]
+        assert {len(header)} == {len(line) for line in [rule, *lines]}
+        assert len(lines) == count
+        assert all(0 <= float(share) <= 1 for line in lines for share in line[first : first + 4])
