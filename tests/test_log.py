@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import select
 import subprocess
 import sys
 import time
@@ -144,6 +146,28 @@ def test_a_file_that_wants_no_waiting():
         time.sleep(0.5)
         assert ["x" * 9000] * 20 == [line["event"] for line in lines(slow.stderr.read().decode())]
     assert 0 == slow.returncode
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_who_does_not_read(blocking):
+    """He is waited for once, whatever else there is to say, and again after he has read."""
+    code = "import time; from trainer_agent import log; log.configure({}); line = log.get_logger().info; "
+    code += "[line('x' * 4000) for _ in range(30)]; print(end='x', flush=True); input(); line('read'); print(end='y')"
+    read, write = os.pipe()
+    os.set_blocking(write, blocking)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": write}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as program, os.fdopen(read) as stderr:
+        os.close(write)
+        try:
+            assert [program.stdout] == select.select([program.stdout], [], [], 10)[0]
+            held = os.read(stderr.fileno(), 1 << 20)
+            program.stdin.write(b"\n")
+            program.stdin.close()
+            assert b"xy" == program.stdout.read()
+        finally:
+            program.kill()
+        assert {"x" * 4000} == {line["event"] for line in lines(held.decode())}
+        assert ["read"] == [line["event"] for line in lines(stderr.read())]
 
 
 def test_rich_is_never_imported(tmp_path):

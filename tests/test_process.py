@@ -3,6 +3,9 @@
 import os
 import signal
 import sys
+import time
+
+import pytest
 
 from trainer_agent import process
 
@@ -71,11 +74,27 @@ def test_write_whole():
     os.set_blocking(write, False)
     child = process.spawn([sys.executable, "-c", "print(len(input()), end='')"], env={}, stdin=read, stdout=write)
     os.close(read)
-    process.write_whole(write, b"x" * 300_000 + b"\n")
+    assert process.write_whole(write, b"x" * 300_000 + b"\n")
     assert 0 == child.wait()
-    process.write_whole(write, b"nobody reads it")
+    assert not process.write_whole(write, b"nobody reads it")
     os.close(write)
-    process.write_whole(write, b"there is no such file")
+    assert not process.write_whole(write, b"there is no such file")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_write_whole_where_nobody_reads(blocking):
+    """What there is room for is written, and the rest is left after the time that it may take."""
+    read, write = os.pipe()
+    os.set_blocking(write, blocking)
+    began = time.monotonic()
+    assert not process.write_whole(write, b"x" * 300_000, within_s=0.2)
+    assert 0.2 <= time.monotonic() - began < 2
+    assert process.write_whole(write, b"", within_s=0)
+    taken = len(os.read(read, 300_000))
+    assert process.write_whole(write, b"x" * taken, within_s=0)
+    os.close(read)
+    assert not process.write_whole(write, b"nobody reads it", within_s=0.2)
+    os.close(write)
 
 
 def test_who_was_stopped():

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
+PATIENCE_S = 1.0
+
+
 class _Later(ModuleType):
     """Stands for a module until somebody uses it."""
 
@@ -83,16 +86,19 @@ class _Unbuffered:
     """
     Standard error for the log: a line that cannot be written is lost, and nothing else is.
 
-    What a buffer keeps of it would be tried again when the program ends, and be its exit code.
+    What a buffer keeps of it would be tried again when the program ends, and be its exit code. One who does not read
+    is waited for once, until he reads again: what we log about comes first.
     """
 
     def __init__(self, fd: int, encoding: str) -> None:
         self.fd = fd
         self.encoding = encoding
+        self.patience_s = PATIENCE_S
 
     def write(self, text: str) -> None:
         """Write all of it, or as much as can be."""
-        write_whole(self.fd, text.encode(self.encoding, errors="backslashreplace"))
+        data = text.encode(self.encoding, errors="backslashreplace")
+        self.patience_s = PATIENCE_S if write_whole(self.fd, data, within_s=self.patience_s) else 0.0
 
     def flush(self) -> None:
         """There is nothing left."""

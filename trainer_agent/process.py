@@ -217,16 +217,24 @@ def children_left() -> bool:
     return True
 
 
-def write_whole(fd: int, data: bytes) -> None:
-    """Write all of it, or no more once the kernel refuses: a full disk or a reader that has gone is nobody's end."""
+def write_whole(fd: int, data: bytes, *, within_s: float | None = None) -> bool:
+    """
+    Write all of it, or no more once the kernel refuses: a full disk or a reader that has gone is nobody's end.
+
+    Args:
+        within_s: give up after so many seconds, as a reader may never read; without it, wait as a pipe does.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    at_once = select.PIPE_BUF if within_s is not None else len(data)  # so much a pipe with room takes without waiting
+    deadline = time.monotonic() + (within_s or 0.0)
     with suppress(OSError):
         while data:
-            try:
-                data = data[os.write(fd, data) :]
-            except BlockingIOError:  # somebody who has this file, too, wants no waiting
-                poll = select.poll()
-                poll.register(fd, select.POLLOUT)
-                poll.poll()
+            if not poll.poll(None if within_s is None else 1000 * max(0.0, deadline - time.monotonic())):
+                return False
+            with suppress(BlockingIOError):  # somebody who has this file, too, wants no waiting
+                data = data[os.write(fd, data[:at_once]) :]
+    return not data
 
 
 def kill_descendants(signum: int = signal.SIGKILL) -> None:
