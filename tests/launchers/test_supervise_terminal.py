@@ -80,7 +80,35 @@ def test_ctrl_z_in_a_container():
     assert ["said", "foreground True one", "ended 0 True two"] == shown[-3:]
 
 
-def test_ctrl_z_below_a_shell():
+# As `docker run --init -it` does it: process 1 gives what it starts a group of its own, and the terminal.
+OF_A_CONTAINER = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+OF_A_CONTAINER += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+# As tini does, which docker brings.
+INIT = """
+import os, signal, sys
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("init", [("catatonit", "--"), (sys.executable, "-c", INIT)], ids=["catatonit", "tini"])
+def test_ctrl_z_below_an_init_process(init):
+    """It is no shell, either."""
+    agent = [sys.executable, "-c", ON_A_TERMINAL, sys.executable, "-c", ASK]
+    steps = [(b"said", b"\x1a"), (b"", b"one\ntwo\n")]
+    shown = at_terminal([*OF_A_CONTAINER, *init, *agent], steps, within_s=10)
+    assert ["said", "foreground True one", "ended 0 True two"] == shown[-3:]
+
+
+@pytest.mark.parametrize("container", [[], OF_A_CONTAINER], ids=["", "in a container"])
+def test_ctrl_z_below_a_shell(container):
     """The shell has the terminal while the job is stopped, and the command has it again after `fg`."""
     agent = shlex.join([sys.executable, "-c", ON_A_TERMINAL, sys.executable, "-c", ASK])
     steps = [
@@ -89,7 +117,7 @@ def test_ctrl_z_below_a_shell():
         (b"PROMPT", b"echo shell $((40 + 2))\n"),
         (b"shell 42", b"fg\none\ntwo\nexit\n"),
     ]
-    shown = "\n".join(at_terminal(["env", "PS1=PROMPT", "bash", "--norc", "--noediting", "-i"], steps))
+    shown = "\n".join(at_terminal([*container, "env", "PS1=PROMPT", "bash", "--norc", "--noediting", "-i"], steps))
     assert "Stopped" in shown
     assert "foreground True one" in shown
     assert "ended 0 True two" in shown

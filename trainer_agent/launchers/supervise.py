@@ -33,7 +33,7 @@ from trainer_agent.process import (
     was_stopped,
     write_whole,
 )
-from trainer_agent.shells import BelowShells, living
+from trainer_agent.shells import BelowShells, is_shell, living, parent, tell, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -204,7 +204,8 @@ class _Supervisor:
         if self.lent:
             take_terminal()
             self.lent = False
-        os.kill(0, signal.SIGTSTP)
+        if parent(os.getpgrp()) != 1 or is_shell(words(1)):
+            os.kill(0, signal.SIGTSTP)
         self._continue()
 
     def _continue(self) -> None:
