@@ -1,5 +1,5 @@
 """
-Who has to hear of a signal to a shell: one without a trap ends at once, and hands nothing on.
+Who has to hear of a signal to a shell: what it waits for hears nothing of it.
 
 Whoever runs a shell as its child tells these processes, too, and waits for them. The module needs Python 3.8 alone, as
 mpi/rank_shim.py takes it along to where nothing else of ours is.
@@ -11,13 +11,18 @@ mpi/rank_shim.py takes it along to where nothing else of ours is.
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
+OF_TERMINALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # there, all in the foreground get them
+INT_AND_QUIT = 0b110
+# Whoever is told by others needs a moment to end; who is told twice may give up in the middle of a checkpoint.
+ALONE_S = 2.0
 
 
 def is_shell(argv: Sequence[str]) -> bool:
@@ -25,86 +30,164 @@ def is_shell(argv: Sequence[str]) -> bool:
     return argv[0].rpartition("/")[2].lstrip("-") in SHELLS
 
 
-def below_shell(pid: int, signum: int) -> tuple[list[int], list[int]]:
-    """
-    Return the pids that must get a signal together with a process, and those that must only be awaited.
-
-    These are the commands that a shell without a trap waits for, also in shells below it; of another program there are
-    none. One that reads what another of them writes, as tee does, gets no signal: it ends by itself, when it has the
-    other's last words. Where it has a handler and the other has none, as in `yes | python train.py`, it is told.
-    """
-    if not is_shell(_words(pid)):
-        return [], []
-    children = _children()
-    shells, found = [pid], []
-    for shell in shells:
-        below = [] if catches(shell, signum) else children.get(shell, [])
-        found += below
-        shells += [child for child in below if is_shell(_words(child))]
-    writers = {pipe: each for each in (pid, *found) for pipe in (_pipe(each, 1), _pipe(each, 2)) if pipe}
-    told: list[int] = []
-    spared: list[int] = []
-    for each in found:
-        writer = writers.get(_pipe(each, 0), each)
-        reads = writer != each and (catches(writer, signum) or not catches(each, signum))
-        (spared if reads else told).append(each)
-    return told, spared
-
-
 class BelowShells:
     """
-    What the shells among our children wait for.
+    What the shells among our children wait for, and who tells it of a signal.
+
+    A shell without a trap ends at once, and tells nobody. One with a trap runs it when the command in its foreground
+    has ended; bash with a trap of EXIT alone ends at once, too. A program in the foreground that has a handler hears
+    from us; others may be a loop's `sleep`, or one more round before the end that the trap asks for. What is in the
+    background is the trap's to tell, as `trap 'kill $!; wait' TERM` does. Who lives on after that shell hears from us.
+
+    One that reads what another of them writes, as tee does, and has no handler gets no signal: it ends by itself, when
+    it has the other's last words. Where it lives on without anybody who writes, as in `yes | python train.py`, it is
+    told.
 
     Attributes:
-        told: those that hear of a shell's signals, too.
-        awaited: the same, and those that end by themselves when these have ended.
+        told: those that hear of a shell's signals from us.
+        heirs: those that are a shell's to tell, each with that shell.
+        spared: those that read what others write.
     """
 
     def __init__(self) -> None:
         self.told: set[int] = set()
-        self.awaited: set[int] = set()
+        self.heirs: dict[int, int] = {}
+        self.spared: set[int] = set()
+        self._shells: set[int] = set()  # those that have got a signal
+        self._alone: dict[int, float] = {}  # since when nobody else tells these, or writes to them
+        self._signum = 0
+
+    @property
+    def awaited(self) -> set[int]:
+        """All of them: who is told, and who ends by what others do, has its time."""
+        return {*self.told, *self.heirs, *self.spared}
 
     def look(self, pid: int, signum: int) -> None:
         """Add what is below a child that is about to get a signal, where it is a shell."""
-        told, spared = below_shell(pid, signum)
-        self.told |= {*told}
-        self.awaited |= {*told, *spared}
+        self._signum = signum
+        if not is_shell(words(pid)):
+            return
+        below = self._below(pid, signum)
+        writers = {pipe: each for each in (pid, *below) for pipe in (_pipe(each, 1), _pipe(each, 2)) if pipe}
+        for child, shell in below.items():
+            if child in self.told:
+                continue
+            self._release(child)
+            if writers.get(_pipe(child, 0), child) != child and not catches(child, signum):
+                self.spared.add(child)
+            elif shell:
+                self.heirs[child] = shell
+            else:
+                self.told.add(child)
+
+    def _below(self, pid: int, signum: int) -> dict[int, int]:
+        """Return what a shell and the shells below it wait for, each with the shell that is to tell it, 0 for us."""
+        below: dict[int, int] = {}
+        children, shells = _children(), [pid]
+        for shell in shells:
+            # What a shell that has been told before has in its foreground may be its trap's own command.
+            traps, again = catches(shell, signum), shell in self._shells
+            for child in children.get(shell, []):
+                a_shell = is_shell(words(child))
+                hears = a_shell or signum in OF_TERMINALS or catches(child, signum)
+                left = traps and (again or not hears or not _in_foreground(child, shell))
+                below[child] = shell if left or below.get(shell) else 0
+                shells += [child] * a_shell
+        self._shells.update(shell for shell in shells if not below.get(shell))
+        return below
+
+    def tell_late(self, now: float) -> None:
+        """Tell those that live on although for a while nobody else has been there to tell them, or to write to them."""
+        alone = [pid for pid in living([*self.heirs, *self.spared]) if not self._has_somebody(pid)]
+        self._alone = {pid: self._alone.get(pid, now) for pid in alone}
+        for pid in alone:
+            if now - self._alone[pid] >= ALONE_S and pid not in self.told:
+                before = {*self.told}
+                self._release(pid)
+                self.told.add(pid)
+                self.look(pid, self._signum)
+                tell(self.told - before, self._signum)
+
+    def _has_somebody(self, pid: int) -> bool:
+        if pid in self.heirs:
+            return bool(living([self.heirs[pid]]))
+        pipe = _pipe(pid, 0)
+        known = {*self._shells, *self.awaited}  # first, as there may be thousands of others
+        others = (each for some in (known, _pids()) for each in some if each != pid)
+        return bool(pipe) and any(pipe in (_pipe(each, 1), _pipe(each, 2)) for each in others)
 
     def forget(self, pid: int) -> None:
         """Leave out a process that has been collected: its number may be another's soon."""
+        self._release(pid)
         self.told.discard(pid)
-        self.awaited.discard(pid)
+        self._shells.discard(pid)
+
+    def _release(self, pid: int) -> None:
+        self.heirs.pop(pid, None)
+        self.spared.discard(pid)
+
+
+def tell(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to those that are there; another user's, as what sudo has started, is not ours to end."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status)."""
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    """Return whether a process has a handler of its own for a signal."""
+    return bool(_signals(pid, b"SigCgt:") >> (signum - 1) & 1)
 
 
 def living(pids: Iterable[int]) -> list[int]:
     """Return those that have not ended."""
-    return [pid for pid in pids if _parent(pid)]
+    return [pid for pid in pids if parent(pid)]
+
+
+def parent(pid: int) -> int:
+    """Return a process's parent, -1 for one whose parent is not to be seen, 0 for one that has ended."""
+    state, number = _stat(pid)[:2]
+    return 0 if state in (b"Z", b"X") else int(number) or -1
+
+
+def words(pid: int) -> list[str]:
+    """Return the command of a process."""
+    return _read(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")
+
+
+def _in_foreground(pid: int, shell: int) -> bool:
+    """
+    Return whether a shell waits for a child before it does anything else.
+
+    POSIX has shells start what is in the background with SIGINT and SIGQUIT ignored; after `set -m` they do not, and
+    give everything a group of its own.
+    """
+    return not _signals(pid, b"SigIgn:") & INT_AND_QUIT and _stat(pid)[2] == _stat(shell)[2]
 
 
 def _children() -> dict[int, list[int]]:
     """Return the living children of every process."""
     found: dict[int, list[int]] = {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        found.setdefault(_parent(pid), []).append(pid)
+    for pid in _pids():
+        found.setdefault(parent(pid), []).append(pid)
     return found
 
 
-def _parent(pid: int) -> int:
-    """Return a process's parent, -1 for one whose parent is not to be seen, 0 for one that has ended."""
-    state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2] or (b"X", b"0")
-    return 0 if state in (b"Z", b"X") else int(parent) or -1
+def _pids() -> Iterator[int]:
+    yield from (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _words(pid: int) -> list[str]:
-    return _read(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")
+def _stat(pid: int) -> list[bytes]:
+    """Return state, parent and group of a process."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:3] or [b"X", b"0", b"0"]
+
+
+def _signals(pid: int, field: bytes) -> int:
+    """Return a set of signals of a process as bits, SIGHUP's being the lowest: SigCgt or SigIgn of its status."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1], 16)
+    return 0
 
 
 def _pipe(pid: int, fd: int) -> str:

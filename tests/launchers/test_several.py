@@ -37,9 +37,9 @@ FAIL_LATE = "n == '1' and (sys.stdin.readline(), {}); "
 
 
 @contextmanager
-def started(code, *, grace=10.0, below=()):
+def started(code, *, grace=10.0, below=(), prefix=()):
     """Run the code twice, with N=0 and N=1; both have told their pids."""
-    words = [sys.executable, "-c", DRIVER, str(grace), BEGIN + code, *below]
+    words = [*prefix, sys.executable, "-c", DRIVER, str(grace), BEGIN + code, *below]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **pipes) as driver:
         try:
@@ -169,6 +169,41 @@ def test_what_a_shell_waits_for_is_told_and_has_its_time():
         driver.send_signal(signal.SIGTERM)
         code, out, _ = finish(driver)
     assert (143, ["0 saved", "1 saved"]) == (code, out)
+
+
+@pytest.mark.parametrize("end", ["", " & wait"])
+def test_what_a_shell_with_a_trap_does_not_tell(end):
+    """bash ends at once for a trap of EXIT alone."""
+    script = f'trap : EXIT; "$@"{end}; exit $?'
+    with started(SAVE + WAIT, below=("bash", "-c", script, "bash")) as (driver, _):
+        driver.send_signal(signal.SIGTERM)
+        code, out, _ = finish(driver)
+    assert (143, ["0 saved", "1 saved"]) == (code, out)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of another user")
+def test_a_process_of_another_user_below_a_shell():
+    """Nobody may tell what sudo has started; all others are told."""
+    script = 'setpriv --reuid 4242 --clear-groups sleep 2 & "$@"; exit $?'
+    powerless = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
+    with started(SAVE + WAIT, below=("bash", "-c", script, "bash"), prefix=powerless) as (driver, _):
+        driver.send_signal(signal.SIGTERM)
+        code, out, _ = finish(driver)
+    assert (143, ["0 saved", "1 saved"]) == (code, out)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of another user")
+def test_one_fails_and_what_is_left_is_of_another_user():
+    """It is not waited for after the grace."""
+    script = 'setpriv --reuid 4242 --clear-groups sleep 8 >&- 2>&- & "$@"; exit $?'
+    powerless = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
+    code = TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)"
+    with started(code, below=("bash", "-c", script, "bash"), prefix=powerless, grace=0.3) as (driver, _):
+        began = time.monotonic()
+        driver.stdin.write("now\n")
+        driver.stdin.flush()
+        assert 3 == finish(driver)[0]
+        assert time.monotonic() - began < 5
 
 
 def test_one_fails_and_what_another_shell_waits_for_saves_its_state():

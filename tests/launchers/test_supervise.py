@@ -3,58 +3,20 @@
 import json
 import os
 import select
-import shlex
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from podlab import eventually
+from supervised import GRACEFUL, READY, STUBBORN, WAIT, finish, gone, run, start
 
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
 
 pytestmark = pytest.mark.lab
-
-DRIVER = """
-import dataclasses, json, os, signal, sys
-from trainer_agent import log
-from trainer_agent.launchers.supervise import supervise
-log.configure({}, form="json")
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # one may come after supervise has ended
-grace, feeding, *argv = sys.argv[1:]
-feed = (lambda line: b"hidden" not in line) if feeding == "feed" else None
-ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)
-print(json.dumps(dataclasses.asdict(ended)))
-"""
-# With a companion, who says what it hears, and whether it is enough.
-WITH_COMPANION = """
-class Companion:
-    def start(self, pid):
-        print("started", pid, flush=True)
-    def stop(self, signum):
-        print("asked", signum, flush=True)
-        return {enough}
-ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed, companion=Companion())
-"""
-# A command says that it is ready, then does what the test wants.
-READY = "import os, signal, subprocess, sys, threading; say = lambda: (print('ready', flush=True)); "
-GRACEFUL = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
-STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-WAIT = "say(); threading.Event().wait()"
-
-
-def gone(pid, *, within_s=5.0):
-    """Return whether a killed process ends in time; init collects it some moments later."""
-    deadline = time.monotonic() + within_s
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        select.select([], [], [], 0.01)
-    return True
 
 
 def open_files():
@@ -64,29 +26,6 @@ def open_files():
         with suppress(OSError):  # the directory itself
             found.add((path.name, path.readlink()))
     return found
-
-
-def start(code, *, grace=10.0, feed="none", companion=None, shell="", script="", prefix=()):
-    alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
-    driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
-    command = [sys.executable, "-c", code]
-    command = [shell, "-c", script or f"if :; then {shlex.join(command)}; fi"] if shell else command
-    argv = [sys.executable, "-c", driver, str(grace), feed, *command]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*prefix, *argv], **pipes)
-
-
-def finish(driver):
-    """Return how the command ended without its duration, what it printed before, and standard error."""
-    out, err = driver.communicate(timeout=20)
-    *printed, last = out.splitlines() or [err]
-    ended = json.loads(last)
-    return Ended(**{**ended, "elapsed_s": 0.0}), printed, err
-
-
-def run(code, **settings):
-    with start(code, **settings) as driver:
-        return finish(driver)
 
 
 @pytest.mark.parametrize(
@@ -114,52 +53,27 @@ def test_a_stopping_signal_is_forwarded(signum):
     assert (Ended(7, signum, killed=False, reaped=0, elapsed_s=0.0), ["saved"]) == (ended, printed)
 
 
-@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
-def test_what_a_shell_waits_for_hears_of_the_end_and_has_its_time(shell):
-    """A shell that is told to end does so at once, and tells nobody."""
-    with start(READY + GRACEFUL + WAIT, shell=shell) as driver:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_log_that_nobody_reads(blocking):
+    """It costs a second of the grace, not all that is left to do."""
+    read, write = os.pipe()
+    os.set_blocking(write, blocking)
+    fill = "fill = lambda: [os.write(2, b'x' * 500 + b'\\n') for _ in iter(int, 1)]; "
+    fill += "threading.Thread(target=fill, daemon=True).start(); "
+    driver = start(READY + GRACEFUL + fill + WAIT, feed="feed", stderr=write)
+    try:
         assert "ready\n" == driver.stdout.readline()
+        eventually(lambda: not select.select([], [write], [], 0)[1], within=10, what="the pipe is full")
         driver.send_signal(signal.SIGTERM)
-        ended, printed, _ = finish(driver)
-    assert (143, signal.SIGTERM, False, ["saved"]) == (ended.code, ended.signum, ended.killed, printed)
-
-
-@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
-def test_the_log_that_a_shell_keeps_has_the_last_words(shell, tmp_path):
-    """Without tee, the first of them would kill the command in the middle of its checkpoint."""
-    save = "(print('saving', flush=True), time.sleep(0.3), print('saved', flush=True), os._exit(0))"
-    code = f"import time; {READY}signal.signal(signal.SIGTERM, lambda *_: {save}); {WAIT}"
-    script = f"{shlex.join([sys.executable, '-c', code])} 2>&1 | tee {tmp_path}/log"
-    with start("", shell=shell, script=script) as driver:
-        assert "ready\n" == driver.stdout.readline()
-        driver.send_signal(signal.SIGTERM)
-        ended, printed, _ = finish(driver)
-    assert (143, False, ["saving", "saved"]) == (ended.code, ended.killed, printed)
-    assert "ready\nsaving\nsaved\n" == (tmp_path / "log").read_text()
-
-
-@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
-def test_a_shell_with_a_trap_is_told_alone(shell):
-    """It hands the signal on itself; two of them make some programs give up at once."""
-    child = "import signal, time; got = []; signal.signal(signal.SIGTERM, lambda *_: got.append(1)); "
-    child += "print('ready', flush=True); [time.sleep(0.05) for _ in iter(lambda: len(got), 1)]; time.sleep(0.3); "
-    child += "print(len(got), flush=True)"
-    trap = "trap 'sleep 0.1; kill -TERM $p; wait $p; exit 9' TERM"
-    script = f"{trap}; {shlex.join([sys.executable, '-c', child])} & p=$!; wait $p"
-    with start("", shell=shell, script=script) as driver:
-        assert "ready\n" == driver.stdout.readline()
-        driver.send_signal(signal.SIGTERM)
-        ended, printed, _ = finish(driver)
-    assert (9, ["1"]) == (ended.code, printed)
-
-
-def test_what_a_shell_waits_for_has_no_more_than_the_grace():
-    with start(READY + STUBBORN + WAIT, grace=0.3, shell="sh") as driver:
-        assert "ready\n" == driver.stdout.readline()
-        driver.send_signal(signal.SIGTERM)
-        ended, _, err = finish(driver)
-    assert (143, True) == (ended.code, ended.killed)
-    assert ["stopping", "the grace is over, killing"] == [json.loads(line)["event"] for line in err.splitlines()]
+        assert 0 == driver.wait(timeout=8)
+        said, ended = driver.stdout.read().splitlines()
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+        os.close(read)
+        os.close(write)
+    assert ("saved", 7, False) == (said, json.loads(ended)["code"], json.loads(ended)["killed"])
 
 
 def test_other_signals_are_forwarded_and_stop_nothing():

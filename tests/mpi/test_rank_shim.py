@@ -214,6 +214,54 @@ def test_a_script_of_a_shell_has_time_for_its_checkpoint(play, by_launcher):
     assert (-signal.SIGTERM, "saved\n", "") == finished(rank)
 
 
+@pytest.mark.parametrize(
+    "script, code, said",
+    [
+        ("trap 'echo bye' EXIT; {}; exit", -15, "bye\nsaved\n"),
+        ("trap 'echo bye' EXIT; {} & wait", -15, "bye\nsaved\n"),
+        ("trap 'echo bye; exit 9' TERM; {}; exit", 9, "saved\nbye\n"),
+        ("trap 'kill $!; wait $!; exit 9' TERM; {} & wait", 9, "saved\n"),
+    ],
+)
+@pytest.mark.parametrize("by_launcher", [True, False])
+def test_a_script_with_a_trap_has_time_for_its_checkpoint(play, script, code, said, by_launcher):
+    """bash ends at once for a trap of EXIT alone, and runs another when its command has ended."""
+    job = play(1)
+    save = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    rank = job.rank(0, 1, "bash", "-c", script.format(shlex.join(["sh", "-c", save])))
+    assert "ready\n" == rank.stdout.readline()
+    job.world.stop(signal.SIGTERM) if by_launcher else elsewhere(rank, signal.SIGTERM)
+    assert (code, said) == finished(rank)[:2]
+
+
+POWERLESS = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
+ANOTHER_USER = ("setpriv", "--reuid", "4242", "--clear-groups")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of another user")
+
+
+@root
+def test_a_process_of_another_user_below_a_shell(play):
+    """What sudo has started cannot be told; the shell's other commands are, and orders are heard after that."""
+    job = play(1, grace_s=4)
+    script = f"{shlex.join(ANOTHER_USER)} sleep 8 >&- 2>&- & {shlex.join(GRACEFUL)}; exit"
+    rank = job.rank(0, 1, "bash", "-c", script, below=POWERLESS)
+    assert "ready\n" == rank.stdout.readline()
+    began = time.monotonic()
+    job.world.stop(signal.SIGTERM)
+    assert "saved\n" == rank.stdout.readline()
+    assert -signal.SIGTERM == rank.wait(timeout=WITHIN_S)
+    assert 1.5 < time.monotonic() - began < 6
+
+
+@root
+def test_a_program_of_another_user(play):
+    """Its group is not ours to end, and how it has ended is told all the same."""
+    job = play(1)
+    rank = job.rank(0, 1, *ANOTHER_USER, "sh", "-c", "echo; read x; exit 3", below=POWERLESS)
+    rank.stdout.readline()
+    assert (3, "", "") == finished(rank, "\n")
+
+
 def test_another_signal_reaches_what_a_shell_waits_for(play):
     """USR1 in place of SIGTERM would end the shell alone."""
     job = play(1, first=signal.SIGUSR1)

@@ -14,13 +14,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
 from trainer_agent import log
 from trainer_agent.errors import AgentError
-from trainer_agent.launchers.supervise import FORWARDED, NO_DEADLINE_S, STOPPING, cannot_start
+from trainer_agent.launchers.supervise import FORWARDED, LOOK_S, NO_DEADLINE_S, STOPPING, cannot_start
 from trainer_agent.process import (
     adopt_orphans,
     children_left,
@@ -32,7 +31,7 @@ from trainer_agent.process import (
     kill_descendants,
     spawn,
 )
-from trainer_agent.shells import BelowShells, living
+from trainer_agent.shells import BelowShells, living, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,11 +111,13 @@ class _Several:
         return "=".join(next(iter(self.copies[index].items())))
 
     def _step(self, waited: set[signal.Signals]) -> None:
-        left = min(NO_DEADLINE_S, max(0.0, self.deadline - time.monotonic()))
-        info = signal.sigtimedwait(waited, left)
+        longest = LOOK_S if self.below.awaited else NO_DEADLINE_S
+        info = signal.sigtimedwait(waited, min(longest, max(0.0, self.deadline - time.monotonic())))
+        self.below.tell_late(time.monotonic())
         if info is None:
             if time.monotonic() >= self.deadline:
                 self.deadline = float("inf")
+                self.below = BelowShells()  # who is not ours to kill is not awaited for ever
                 kill_descendants()
         elif info.si_signo == signal.SIGCHLD:
             self._reap()
@@ -127,9 +128,7 @@ class _Several:
     def _send(self, signum: int) -> None:
         for pid in self.running if signum in STOPPING else ():
             self.below.look(pid, signum)
-        for pid in (*self.running, *self.below.told):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
+        tell((*self.running, *self.below.told), signum)
 
     def _reap(self) -> None:
         """Collect what has ended; of those that failed in one moment, what a signal killed is the cause."""

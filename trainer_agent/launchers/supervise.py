@@ -42,6 +42,8 @@ STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
 # Without a deadline sigtimedwait still wants a number of seconds.
 NO_DEADLINE_S = 3600.0
+# Who is below a shell may end, or have to be told, without a signal to us.
+LOOK_S = 0.2
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
 DRAIN_SECONDS = 2.0
 # An event of torchrun holds a failing rank's whole message on one line, escaped three times over.
@@ -157,8 +159,9 @@ class _Supervisor:
         return pump
 
     def _step(self, waited: set[signal.Signals]) -> None:
-        left = min(NO_DEADLINE_S, max(0.0, self.deadline - time.monotonic()))
-        info = signal.sigtimedwait(waited, left)
+        longest = LOOK_S if self.below.awaited else NO_DEADLINE_S
+        info = signal.sigtimedwait(waited, min(longest, max(0.0, self.deadline - time.monotonic())))
+        self.below.tell_late(time.monotonic())
         if info is None:
             if time.monotonic() >= self.deadline:
                 self._kill()
@@ -171,7 +174,7 @@ class _Supervisor:
         """
         To the command only: a shot into the group would kill data-loader workers in the middle of a checkpoint.
 
-        A shell without a trap hands nothing on: what it waits for gets a stopping signal, too, and outlives it.
+        A shell hands nothing on: what it waits for gets a stopping signal, too, and may outlive it.
         """
         if signum == signal.SIGCONT and self.terminal:
             self._continue()
@@ -187,9 +190,7 @@ class _Supervisor:
             get_logger().info("stopping", signal=signal_name(signum), grace_s=self.grace_s)
 
     def _send(self, signum: int) -> None:
-        for pid in (self.child, *self.below.told):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
+        tell((self.child, *self.below.told), signum)
 
     def _send_group(self, signum: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -199,7 +200,8 @@ class _Supervisor:
         """
         Ctrl-Z stops the command's group alone: be stopped with ours, so that the user's shell has the terminal again.
 
-        Where nobody could have us go on, as in a container, the kernel does not stop us, and the command goes on.
+        Where nobody could have us go on, as in a container, the kernel does not stop us, and the command goes on; of an
+        init process it does not know that.
         """
         if self.lent:
             take_terminal()
@@ -226,10 +228,11 @@ class _Supervisor:
                 self.reaped += 1
 
     def _kill(self) -> None:
-        get_logger().warning("the grace is over, killing", grace_s=self.grace_s)
         self.killed = True
         self.deadline = float("inf")
+        self.below = BelowShells()  # who is not ours to kill is not awaited for ever
         kill_descendants()
+        get_logger().warning("the grace is over, killing", grace_s=self.grace_s)
 
     def _sweep(self) -> None:
         """Nothing that the command started may outlive it: as PID 1 the kernel sees to that, elsewhere we do."""

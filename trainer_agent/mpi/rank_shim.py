@@ -20,9 +20,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 
-from trainer_agent.shells import BelowShells, living
+from trainer_agent.shells import BelowShells, living, tell
 
 VARIABLE = "TRAINER_AGENT_RANKS"  # address, port and secret of the launcher
 CONNECT_S = 60.0
@@ -92,11 +93,14 @@ class Rank:
         """Return how the program has ended, -n for signal n, when nothing of its group is left; it stays a zombie."""
         found = None
         while not found or living(self.below.awaited):
-            info = signal.sigtimedwait(TAKEN, POLL_S if found else NO_DEADLINE_S)
+            info = signal.sigtimedwait(TAKEN, POLL_S if self.below.awaited else NO_DEADLINE_S)
             if info and info.si_signo != signal.SIGCHLD:
                 self.pass_on(info.si_signo, by_mpi=info.si_pid == self.parent)
+            with self.shooting:
+                self.below.tell_late(time.monotonic())
             found = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        os.killpg(self.child, signal.SIGKILL)
+        with suppress(PermissionError):  # it may have become another user's
+            os.killpg(self.child, signal.SIGKILL)
         os.write(self.lifeline, b"done")
         os.waitpid(self.guard, 0)
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
@@ -122,7 +126,7 @@ class Rank:
         """
         Send the program a signal; SIGTERM once, though launcher and worker may both be told to end.
 
-        A shell without a trap hands nothing on: what it waits for gets a signal to end, too, and may outlive it.
+        A shell hands nothing on: what it waits for gets a signal to end, too, and may outlive it.
         """
         with self.shooting:
             if signum == signal.SIGTERM and self.terminated:
@@ -130,10 +134,11 @@ class Rank:
             self.terminated |= signum == signal.SIGTERM
             if ending:
                 self.below.look(self.child, signum)
-            targets = self.below.awaited if signum == signal.SIGKILL else self.below.told
-            for pid in (self.child, *living(targets)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signum)
+            killing = signum == signal.SIGKILL
+            tell((self.child, *living(self.below.awaited if killing else self.below.told)), signum)
+            if killing:  # who is not ours to kill is not awaited for ever
+                self.below = BelowShells()
+        os.kill(os.getpid(), signal.SIGCHLD)  # the main thread has somebody to look after
 
     def obey(self) -> None:
         """Do what the launcher says until it says nothing more."""
@@ -172,7 +177,7 @@ def stand_guard(child: int, lifeline: int, link: socket.socket) -> None:
     if not os.read(lifeline, 4):
         with suppress(OSError):
             link.send(b'{"killed": true}\n')
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
     os._exit(0)
 
