@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_high
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import Severity
@@ -127,12 +127,12 @@ def judge(rates: Collection[Rate], hosts: Mapping[int, str]) -> Judged:
     Return which meetings were fast enough; `hosts` are boot ids by rank, as far as known.
 
     A meeting passes from PASS of the reference on: the median over nodes of the best rate of each, as one slow node of
-    three makes two of three pairs slow. What stays within a host passes, and counts only when everything does. Fewer
-    than three nodes are not compared.
+    three makes two of three pairs slow; the upper one, as one of four that have met once makes two nodes slow. What
+    stays within a host passes, and counts only when everything does. Fewer than three nodes are not compared.
     """
     counted = _counted(rates, hosts)
     best = _best(counted)
-    reference = median(best.values()) if len(best) > 2 else None
+    reference = median_high(best.values()) if len(best) > 2 else None
     slow = {rate for rate in counted if reference is not None and rate.gbps < PASS * reference}
     return Judged(tuple(Meeting(rate.a, rate.b, rate.round, rate not in slow) for rate in rates), reference)
 
@@ -146,7 +146,7 @@ def stragglers(rates: Collection[Rate], hosts: Mapping[int, str]) -> list[Stragg
     """
     counted = _counted(rates, hosts)
     best, partners = _best(counted), _partners(counted)
-    if len(best) < 3 or not (reference := median(best.values())):
+    if len(best) < 3 or not (reference := median_high(best.values())):
         return []
     noise = DEVIATIONS * NORMAL * median(abs(gbps - reference) for gbps in best.values())
     most = min(PASS * reference, reference - noise)
