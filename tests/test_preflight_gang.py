@@ -139,7 +139,7 @@ def test_the_one_to_which_its_name_does_not_lead_says_so_itself(start):
 
     told = "this node has rank 0, but PET_MASTER_ADDR=192.0.2.1 is 192.0.2.1, no address of this node"
     assert (20, told) == (code, report["gang"]["summary"])
-    assert (["master-elsewhere"], "self") == (
+    assert (["master-elsewhere"], "none") == (
         [f["code"] for f in rows(report)["roll-call"]["findings"]],
         report["gang"]["blame"],
     )
