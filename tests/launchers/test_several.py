@@ -3,15 +3,14 @@
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 
-import psutil
 import pytest
+from supervised import gone
 
 from trainer_agent.launchers import several
 
@@ -53,16 +52,6 @@ def finish(driver):
     """Return the exit code, what was printed, and the texts of the log."""
     out, err = driver.communicate(timeout=20)
     return driver.returncode, sorted(out.splitlines()), [json.loads(line)["event"] for line in err.splitlines()]
-
-
-def gone(pid, *, within_s=5.0):
-    """Return whether a process ends in time; init collects it some moments later."""
-    deadline = time.monotonic() + within_s
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        select.select([], [], [], 0.01)
-    return True
 
 
 def run(*words, cwd=None, **environ):
