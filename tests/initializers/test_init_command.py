@@ -172,17 +172,21 @@ def test_a_link_to_what_the_destination_is_part_of_is_refused(tree, tmp_path, ig
             assert (0, {"f": b"f", "l/f": b"f"}) == (code, tree(to))
 
 
-def test_a_model_may_go_into_a_part_of_the_dataset_s_source_that_is_ignored(tree, tmp_path):
+def model_in_the_dataset(directory):
+    """Make sources of one file each; return the variables by which the model goes into that of the dataset."""
     for name in ("data", "model"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a").write_bytes(b"a")
-    env = {
-        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": f"file://{tmp_path}/data",
-        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(tmp_path / "to"),
-        "TRAINER_AGENT_INIT_DATASET_IGNORE_PATTERNS": "model/*",
-        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": f"file://{tmp_path}/model",
-        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(tmp_path / "data/model"),
+        (directory / name).mkdir()
+        (directory / name / "a").write_bytes(b"a")
+    return {
+        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": f"file://{directory}/data",
+        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(directory / "to"),
+        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": f"file://{directory}/model",
+        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(directory / "data/model"),
     }
+
+
+def test_a_model_may_go_into_a_part_of_the_dataset_s_source_that_is_ignored(tree, tmp_path):
+    env = model_in_the_dataset(tmp_path) | {"TRAINER_AGENT_INIT_DATASET_IGNORE_PATTERNS": "model/*"}
 
     assert [0, 0] == [run("all", env=env)[0] for _ in range(2)]
     assert {"data/a": b"a", "data/model/a": b"a", "model/a": b"a", "to/a": b"a"} == tree(tmp_path)
@@ -190,17 +194,7 @@ def test_a_model_may_go_into_a_part_of_the_dataset_s_source_that_is_ignored(tree
 
 def test_a_model_does_not_go_into_the_dataset_s_source(tree, tmp_path):
     """It would be fetched as data, half of it perhaps."""
-    for name in ("data", "model"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a").write_bytes(b"a")
-    env = {
-        "TRAINER_AGENT_INIT_DATASET_STORAGE_URI": f"file://{tmp_path}/data",
-        "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(tmp_path / "to"),
-        "TRAINER_AGENT_INIT_MODEL_STORAGE_URI": f"file://{tmp_path}/model",
-        "TRAINER_AGENT_INIT_MODEL_OUTPUT_PATH": str(tmp_path / "data/model"),
-    }
-
-    code, log, _ = run("all", env=env)
+    code, log, _ = run("all", env=model_in_the_dataset(tmp_path))
 
     assert (code, log[-1]["code"]) == (30, "output-path-in-source")
     assert tree(tmp_path) == {"data/a": b"a", "model/a": b"a"}

@@ -54,6 +54,13 @@ def finish(driver):
     return driver.returncode, sorted(out.splitlines()), [json.loads(line)["event"] for line in err.splitlines()]
 
 
+def stopped(code, **settings):
+    """Return how they end when SIGTERM comes while they run."""
+    with started(code, **settings) as (driver, _):
+        driver.send_signal(signal.SIGTERM)
+        return finish(driver)
+
+
 def run(*words, cwd=None, **environ):
     """Run the program from its command line."""
     env = {"PATH": "/usr/bin:/bin", **environ}
@@ -147,16 +154,12 @@ def test_the_first_may_end_well_before_the_others():
 
 def test_a_stopping_signal_goes_to_all_and_gives_them_time():
     """Their grace is counted by whoever sent it: ours, which is shorter than what they need, is not for this."""
-    with started(SAVE + WAIT, grace=0.1) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        assert (0, ["0 saved", "1 saved"], []) == finish(driver)
+    assert (0, ["0 saved", "1 saved"], []) == stopped(SAVE + WAIT, grace=0.1)
 
 
 def test_what_a_shell_waits_for_is_told_and_has_its_time():
     """Every process may be a script that prepares something before it trains."""
-    with started(SAVE + WAIT, below=SHELL) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        code, out, _ = finish(driver)
+    code, out, _ = stopped(SAVE + WAIT, below=SHELL)
     assert (143, ["0 saved", "1 saved"]) == (code, out)
 
 
@@ -164,9 +167,7 @@ def test_what_a_shell_waits_for_is_told_and_has_its_time():
 def test_what_a_shell_with_a_trap_does_not_tell(end):
     """bash ends at once for a trap of EXIT alone."""
     script = f'trap : EXIT; "$@"{end}; exit $?'
-    with started(SAVE + WAIT, below=("bash", "-c", script, "bash")) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        code, out, _ = finish(driver)
+    code, out, _ = stopped(SAVE + WAIT, below=("bash", "-c", script, "bash"))
     assert (143, ["0 saved", "1 saved"]) == (code, out)
 
 
@@ -175,9 +176,7 @@ def test_a_process_of_another_user_below_a_shell():
     """Nobody may tell what sudo has started; all others are told."""
     script = 'setpriv --reuid 4242 --clear-groups sleep 2 & "$@"; exit $?'
     powerless = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
-    with started(SAVE + WAIT, below=("bash", "-c", script, "bash"), prefix=powerless) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        code, out, _ = finish(driver)
+    code, out, _ = stopped(SAVE + WAIT, below=("bash", "-c", script, "bash"), prefix=powerless)
     assert (143, ["0 saved", "1 saved"]) == (code, out)
 
 
@@ -205,19 +204,16 @@ def test_one_fails_and_what_another_shell_waits_for_saves_its_state():
 
 def test_who_ends_at_once_does_not_hurry_the_others():
     """After a stopping signal an exit code is no failure that the others would have to be ended for."""
-    with started("n == '0' and " + SAVE + WAIT, grace=0.1) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        assert (143, ["0 saved"], ["the process with N=1 was killed by SIGTERM"]) == finish(driver)
+    said = ["the process with N=1 was killed by SIGTERM"]
+    assert (143, ["0 saved"], said) == stopped("n == '0' and " + SAVE + WAIT, grace=0.1)
 
 
 def test_a_stopping_signal_ends_what_has_no_handler():
     """The exit code is that of the signal."""
-    with started(WAIT) as (driver, _):
-        driver.send_signal(signal.SIGTERM)
-        code, out, events = finish(driver)
-        assert (143, []) == (code, out)
-        assert events[-1].endswith("was killed by SIGTERM")
-        assert "one process failed, ending the others" not in events
+    code, out, events = stopped(WAIT)
+    assert (143, []) == (code, out)
+    assert events[-1].endswith("was killed by SIGTERM")
+    assert "one process failed, ending the others" not in events
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
