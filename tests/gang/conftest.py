@@ -8,5 +8,5 @@ from meeting_place import Place
 def place():
     """Return a meeting place that is open, and where nobody is."""
     found = Place()
-    found.chair.open()
+    found.open()
     return found

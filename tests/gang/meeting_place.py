@@ -20,18 +20,24 @@ class Place:
 
     def join(self, rank, *, born=1.0, attempt="a1", **says):
         member = self.member(rank, born=born)
-        words = hello(rank, self.leader.plan.nnodes, **says) | {"now": BEGAN + self.now}
-        member.epoch = member.join(words, attempt=attempt, now=self.now)
+        words = hello(rank, self.leader.plan.nnodes, **says)
+        member.epoch = member.join(words, attempt=attempt, now=self.now, wall=self.wall)
         return member
+
+    def wall(self):
+        return BEGAN + self.now
+
+    def open(self):
+        self.chair.open(now=self.now, wall=self.wall())
 
     def turn(self, seconds=0.0):
         self.now += seconds
-        self.chair.turn(now=self.now, wall=BEGAN + self.now)
+        self.chair.turn(now=self.now, wall=self.wall())
 
 
 def look(place, member):
     """Return what a node reads at the board, None where nothing is new."""
-    return member.look(now=place.now, wall=BEGAN + place.now)
+    return member.look(now=place.now)
 
 
 def here(place):

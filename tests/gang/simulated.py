@@ -103,7 +103,6 @@ class Pod:
         doors: what others hear at its door, by rank; all the rest hear what is true.
         lost_to_zero: whether it only is out of reach for rank 0 when it ends.
         bad_rails: the numbers of its ranks whose fault it is.
-        tells_clock: whether it says what its clock is when it has read a board.
     """
 
     rank: int
@@ -118,7 +117,6 @@ class Pod:
     doors: dict = field(default_factory=dict)
     lost_to_zero: bool = False
     bad_rails: tuple = ()
-    tells_clock: bool = True
     state: str = "away"
     member: Member | None = None
     board: dict = field(default_factory=dict)
@@ -146,7 +144,7 @@ class Gang:
         self.store = MemoryStore()
         self.leader = Leader(self.plan, lambda rank: f"job-node-0-{rank}.job")
         self.chair = Chair(self.store, self.leader, "epoch-1")
-        self.chair.open()
+        self.chair.open(now=self.now, wall=BEGAN)
         self.kinds = []  # of the tasks so far
         self.tasks = {}
 
@@ -209,7 +207,7 @@ class Gang:
 
     def _read(self, pod):
         if pod.rank < READERS:
-            return pod.member.look(now=self.now, wall=self._wall(pod))
+            return pod.member.look(now=self.now)
         first = self.pods[0].board
         return first if first is not pod.board else None
 
@@ -218,15 +216,11 @@ class Gang:
             return pod.state == "here" and (pod.ends == self.leader.phase or pod.ends in self.kinds)
         return pod.ends is not None and self.now >= pod.ends
 
-    def _wall(self, pod):
-        return BEGAN + self.now + pod.clock_s
-
     def _arrive(self, pod):
         pod.state = "here"
         pod.member = Member(self.store, rank=pod.rank, born=pod.born)
-        words = hello(pod.rank, self.plan.nnodes, **pod.says) | {"now": self._wall(pod)}
-        pod.member.join(words, attempt=self.plan.attempt, now=self.now)
-        pod.member.told_clock = not pod.tells_clock
+        words, wall = hello(pod.rank, self.plan.nnodes, **pod.says), lambda: BEGAN + self.now + pod.clock_s
+        pod.member.join(words, attempt=self.plan.attempt, now=self.now, wall=wall)
 
     def _obey(self, pod, task):
         if task is None:

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from meeting_place import Place
 from simulated import BEGAN, MemoryStore, hello, plan
 
 from trainer_agent.gang import node as gang_node
 from trainer_agent.gang.door import Door, knock
-from trainer_agent.gang.member import PROTOCOL, Member
+from trainer_agent.gang.member import Member
 from trainer_agent.gang.node import Node
 from trainer_agent.gang.roll import LOST_S
 from trainer_agent.gang.setting import Setting, interface_of
@@ -77,7 +78,7 @@ def test_a_verdict_that_nobody_can_read_any_more_is_told_at_the_door(door):
     thread.start()
     while "open" not in store.values:
         time.sleep(0.01)
-    Member(store, rank=1, born=BEGAN).join(hello(1, 2) | {"now": time.time()}, attempt="", now=0.0)
+    Member(store, rank=1, born=BEGAN).join(hello(1, 2), attempt="", now=0.0, wall=time.time)
     while not store.lost:
         time.sleep(0.01)
     with pytest.raises(StoreLostError):
@@ -105,7 +106,7 @@ def test_a_name_that_leads_elsewhere_is_no_matter_once_somebody_has_come(door):
     thread.start()
     while "open" not in store.values:
         time.sleep(0.01)
-    Member(store, rank=1, born=BEGAN).join(hello(1, 2) | {"now": time.time()}, attempt="", now=0.0)
+    Member(store, rank=1, born=BEGAN).join(hello(1, 2), attempt="", now=0.0, wall=time.time)
     thread.join(LOST_S + 20)
 
     assert [("contact-lost", [])] == [(charge["code"], charge["culprits"]) for charge in found["charges"]]
@@ -140,9 +141,9 @@ def test_a_node_that_the_job_does_not_have_says_what_it_can_alone(door, silent):
 @pytest.mark.parametrize("address,variables", [("127.0.0.1", {"GLOO_SOCKET_IFNAME": "lo"}), ("", {})])
 def test_rank_zero_that_does_not_know_its_address_uses_the_way_to_another(door, address, variables):
     """Where the name server did not answer it: then the way to others is the one by which they reach it."""
-    store = MemoryStore()
-    store.values |= {"open": PROTOCOL, "attempt": "", "job": "", "epoch": "1", "version": "1"}
-    node, side = rank_zero(store, door)
+    place = Place(attempt="")
+    place.open()
+    node, side = rank_zero(place.store, door)
     node._join("localhost", "")
     node.doors = {"0": "", "1": address}
     task = {"id": "all-1", "kind": "all", "members": [0, 1], "per_node": 1, "backend": "gloo", "timeout_s": 1.0}

@@ -15,7 +15,7 @@ def judged(gbps, *, marks=None, transport="IB", backend="nccl", passed=True, his
     """Return what rank 0 says of the all-reduce of some nodes, and the row of it."""
     leader = Leader(plan(nodes, backend=backend, per_node=8, history=tuple(history)), lambda _: "")
     for rank in range(nodes):
-        said = {"kind": "hello", "rank": rank, "born": 1.0, "now": 0.0}
+        said = {"kind": "hello", "rank": rank, "born": 1.0, "sent": 0.0, "heard": 0.0, "now": 0.0}
         leader.hear(said | hello(rank, nodes, marks=MARKS if marks is None else marks), now=0.0, wall=0.0)
     row = {"of": "all-reduce", "bytes": size, "seconds": 0.1, "busbw_gbps": gbps}
     told = {

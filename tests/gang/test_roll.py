@@ -7,7 +7,8 @@ from trainer_agent.gang.roll import LOST_S, Node, Roll
 
 
 def said(rank, *, born=1.0, **changes):
-    return {"kind": "hello", "rank": rank, "born": born, "now": BEGAN, **hello(rank, 3, **changes)}
+    clocks = {"sent": BEGAN, "heard": BEGAN, "now": BEGAN}
+    return {"kind": "hello", "rank": rank, "born": born, **clocks, **hello(rank, 3, **changes)}
 
 
 def roll_with(*ranks, nnodes=3, **changes):
@@ -26,7 +27,7 @@ def test_nodes_are_missing_until_they_come():
 
     assert ["missing", "missing", "ready"] == states(roll)
     assert [0, 1] == [node.rank for node in roll.missing]
-    assert [Node(2, said(2), arrived=10.0, beat_at=10.0, heard_wall=BEGAN)] == roll.here
+    assert [Node(2, said(2), arrived=10.0, beat_at=10.0, offset_s=0.0)] == roll.here
 
 
 def test_a_rank_that_the_job_does_not_have_is_kept_apart():
@@ -90,20 +91,10 @@ def test_its_own_verdict_decides_whether_a_node_failed(verdict, state):
 def test_clocks_are_compared_by_a_round_trip(ahead, there, back):
     """However long both ways take; of what differs between them, half is seen."""
     roll = Roll(3)
-    roll.hello(said(1), now=0.0, wall=BEGAN - ahead + there)
-    roll.clock({"rank": 1, "sent": 100.0, "heard": 100.0 + back + ahead})
+    clocks = {"sent": BEGAN, "heard": BEGAN + back + ahead, "now": BEGAN + back + ahead}
+    roll.hello(said(1) | clocks, now=0.0, wall=BEGAN + back + there)
 
-    assert ahead + (back - there) / 2 == roll.nodes[1].offset_s
-
-
-def test_only_the_first_comparison_of_clocks_counts():
-    roll = roll_with(1)
-    for heard in (100.0, 900.0):
-        roll.clock({"rank": 1, "sent": 100.0, "heard": heard})
-    roll.clock({"rank": 2, "sent": 1.0, "heard": 2.0})
-    roll.clock({"rank": 8, "sent": 1.0, "heard": 2.0})
-
-    assert [None, 0.0, None] == [node.offset_s for node in roll.nodes.values()]
+    assert (ahead + (back - there) / 2, (there + back) / 2) == (roll.nodes[1].offset_s, roll.nodes[1].doubt_s)
 
 
 def test_names():

@@ -110,8 +110,6 @@ class Course:
         self.now, self.wall = now, wall
         if said["kind"] == "hello":
             self.roll.hello(said, now=now, wall=wall)
-        elif said["kind"] == "clock":
-            self.roll.clock(said)
         elif self.task and said.get("task") == self.task["id"]:
             self.reports[said["rank"]] = said | {"after_s": now - self.posted}
             if not said.get("ok", True) and self.first_failure is None:

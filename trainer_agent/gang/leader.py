@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 DISAGREE_S = 3.0
 DOORS = 9  # on the board: rank 0, and eight others, for nodes that lose rank 0
 SKEW_WARN_S, SKEW_S = 1.0, 30.0
-CLOCKS_S = 2.0  # for all to have told their clocks: the last to come does so while all compute, where they do
 
 
 class Leader(Course):
@@ -68,8 +67,6 @@ class Leader(Course):
             pass
         self.task = None
         self.begin("verdict")
-        if not self._found_errors():
-            yield from self.wait(self._clocks_known, self.now + CLOCKS_S)
         self._clocks()
         first = min((node.arrived for node in self.roll.all if node.arrived is not None), default=0.0)
         nodes = [self._row(node, first) for node in self.roll.all]
@@ -137,9 +134,6 @@ class Leader(Course):
 
     def _found_errors(self) -> bool:
         return any(charge.finding.severity is Severity.ERROR for charge in self.minutes.charges)
-
-    def _clocks_known(self) -> bool:
-        return all(node.offset_s is not None for node in self.roll.here)
 
     def _clocks(self) -> None:
         for node in self.roll.here:

@@ -1,17 +1,18 @@
 """
 What the nodes and rank 0 write at the meeting place.
 
-    open                   written by rank 0 when all else is, with the number of this protocol
-    attempt, job, epoch    of the job, and of this meeting of it
+    open                   written by rank 0 when all else is: the number of this protocol, attempt, job, this meeting's
+                           epoch, and whether those that met have gone on
     claim/R                when the agent started that has node rank R; of two the younger has it
     news, news/N           what nodes say, in order: rank 0 reads all of it, and nobody else does
     beat/R                 a number that grows every second as long as node R lives
     version, board         what everybody should do now; rank 0 writes it, all read it when the version has changed
-    pulse                  a number that grows as long as rank 0 lives
+    pulse                  a number that grows as long as rank 0 lives, and what its clock says
     verdict                written once
     read/R                 is there when node R has read the verdict
 
-Every node reads three small values a few times a second, so that the cost is linear in their number.
+Every node reads three small values a few times a second, so that the cost is linear in their number. Other protocols,
+too, have the keys open, which may be only their number, and pulse.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from trainer_agent.errors import RetryError
 from trainer_agent.gang.roll import BEAT_S, HEALTHY, LOST_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from trainer_agent.gang.leader import Leader
     from trainer_agent.gang.store import Store
 
-PULSE_S = 0.5
-PROTOCOL = "2"
+PROTOCOL = "3"
+# Who is here changes with each node that comes, and is for people to read and for nodes that lose rank 0.
+SHOW_S, SHOWN = 1.0, {"here", "missing", "doors"}
 AT_ONCE = 256  # keys in one request: what thousands of nodes say would be more than is answered in time
 
 
@@ -117,14 +119,21 @@ class Member:
         self.store = store
         self.rank = rank
         self.born = born
-        self.version = self.version_at_first = ""
+        self.version = ""
         self.pulse, self.pulse_at = "", 0.0
         self.beats, self.beat_at = 0, float("-inf")
-        self.told_clock = False
 
-    def join(self, hello: dict[str, Any], *, attempt: str, now: float, job: str = "") -> str:
+    def join(self, hello: dict[str, Any], *, attempt: str, now: float, wall: Callable[[], float], job: str = "") -> str:
         """
         Say hello; return the epoch of the meeting place.
+
+        With it goes what tells the two clocks apart, as NTP does it: when rank 0 gave a sign of life by its own clock
+        and when this node read it, and when this node says hello, which rank 0 hears a moment later.
+
+        Args:
+            hello: see `trainer_agent.gang.setting`.
+            now: on the monotonic clock, in seconds.
+            wall: returns the seconds since 1970.
 
         Raises:
             NotOpenError, OtherAttemptError, OtherJobError, OtherProtocolError: not yet, or not here.
@@ -133,15 +142,16 @@ class Member:
         """
         if not self.store.has(["open"]):
             raise NotOpenError
-        if (theirs := self.store.get(["open"])[0]) != PROTOCOL:
-            raise OtherProtocolError(theirs)
-        theirs, other, epoch, self.version_at_first = self.store.get(["attempt", "job", "epoch", "version"])
-        if is_other_job(other, job):
-            raise OtherJobError(other, job)
-        if self._is_over() and not self._has_come():
+        text, pulse = self.store.get(["open", "pulse"])
+        heard, meeting = wall(), _opened(text)
+        if meeting["protocol"] != PROTOCOL:
+            raise OtherProtocolError(meeting["protocol"])
+        if is_other_job(meeting["job"], job):
+            raise OtherJobError(meeting["job"], job)
+        if meeting["over"] and not self._has_come():
             raise NotOpenError
-        if theirs != attempt:
-            raise OtherAttemptError(theirs, attempt)
+        if meeting["attempt"] != attempt:
+            raise OtherAttemptError(meeting["attempt"], attempt)
         claim, mine, seen = f"claim/{self.rank}", repr(self.born), ""
         while (there := self.store.compare_set(claim, seen, mine)) != mine:
             if float(there) > self.born:
@@ -149,12 +159,9 @@ class Member:
             seen = there
         self.beat(now)
         self.pulse_at = now
-        self.say("hello", **hello)
+        self.say("hello", **hello, sent=float(pulse.split()[1]), heard=heard, now=wall())
+        epoch: str = meeting["epoch"]
         return epoch
-
-    def _is_over(self) -> bool:
-        """Whether others have met here and gone on; a verdict that stopped them is for this node, too."""
-        return self.store.has(["verdict"]) and unpacked(self.store.get(["verdict"])[0])["verdict"] in HEALTHY
 
     def _has_come(self) -> bool:
         """Whether this very agent had joined, and has only lost its connection: rank 0 waits for it to read."""
@@ -173,7 +180,7 @@ class Member:
             self.beat_at = now
             self.store.set(f"beat/{self.rank}", f"{self.born!r} {self.beats}")
 
-    def look(self, *, now: float, wall: float) -> dict[str, Any] | None:
+    def look(self, *, now: float) -> dict[str, Any] | None:
         """
         Return the board when it has changed.
 
@@ -193,21 +200,27 @@ class Member:
             return None
         self.version = version
         board: dict[str, Any] = json.loads(self.store.get(["board"])[0])
-        # A board that was written since this node looked last was written just now; of the first it is not known.
-        if version != self.version_at_first and not self.told_clock and not board["verdict"]:
-            self.told_clock = True
-            self.say("clock", sent=board["wall"], heard=wall)
         return board
 
-    def verdict(self) -> dict[str, Any]:
-        """Return the verdict, and say that it has been read."""
-        found = unpacked(self.store.get(["verdict"])[0])
+    def read_verdict(self) -> str:
+        """Return the verdict as it was packed, and say that this node has it."""
+        text = self.store.get(["verdict"])[0]
         self.store.set(f"read/{self.rank}", "1")
-        return found
+        return text
+
+    def verdict(self) -> dict[str, Any]:
+        """Return the verdict, and say that this node has it."""
+        return unpacked(self.read_verdict())
 
     def write_verdict(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Write a verdict where there is none yet; return the one that is there."""
         return unpacked(self.store.compare_set("verdict", "", packed(verdict)))
+
+
+def _opened(text: str) -> dict[str, Any]:
+    """Return what rank 0 wrote when it opened the meeting place."""
+    found = json.loads(text)
+    return found if isinstance(found, dict) else {"protocol": str(found)}
 
 
 def packed(verdict: Mapping[str, Any]) -> str:
@@ -232,24 +245,24 @@ class Chair:
     awaited: list[int] = field(default_factory=list)
     unread: list[int] | None = None
     pulses: int = 0
-    pulse_at: float = float("-inf")
     beats_at: float = float("-inf")
-    board: str = ""
+    board: dict[str, Any] = field(default_factory=dict)
+    board_at: float = float("-inf")
 
-    def open(self) -> None:
-        """Open the meeting place."""
+    def open(self, *, now: float, wall: float) -> None:
+        """Open the meeting place; `now` is monotonic, `wall` seconds since 1970."""
+        self._live(wall)
+        self._write(now)
+        self._say_open(over=False)
+
+    def _say_open(self, *, over: bool) -> None:
         plan = self.leader.plan
-        for key, value in (("attempt", plan.attempt), ("job", plan.job), ("epoch", self.epoch), ("pulse", "0")):
-            self.store.set(key, value)
-        self._write(wall=0.0)
-        self.store.set("open", PROTOCOL)
+        meeting = {"protocol": PROTOCOL, "attempt": plan.attempt, "job": plan.job, "epoch": self.epoch, "over": over}
+        self.store.set("open", json.dumps(meeting))
 
     def turn(self, *, now: float, wall: float) -> None:
         """Hear what is new, let the leader decide, and tell everybody."""
-        if now - self.pulse_at >= PULSE_S:
-            self.pulses += 1
-            self.pulse_at = now
-            self.store.set("pulse", str(self.pulses))
+        self._live(wall)
         self._hear(now=now, wall=wall)
         if now - self.beats_at >= BEAT_S / 2:
             self._feel(now)
@@ -257,7 +270,13 @@ class Chair:
         if self.leader.verdict is not None:
             there = self.store.compare_set("verdict", "", packed(self.leader.verdict))
             self.leader.verdict = unpacked(there)
-        self._write(wall=wall)
+            if self.leader.verdict["verdict"] in HEALTHY:  # one that stopped the others is for those that come, too
+                self._say_open(over=True)
+        self._write(now)
+
+    def _live(self, wall: float) -> None:
+        self.pulses += 1
+        self.store.set("pulse", f"{self.pulses} {wall!r}")
 
     def everybody_knows(self) -> bool:
         """Return whether all that have come and are not lost have read the verdict."""
@@ -290,10 +309,10 @@ class Chair:
         signs = self.store.get([f"beat/{rank}" for rank in ranks]) if ranks else []
         self.leader.roll.beats(dict(zip(ranks, signs, strict=True)), now)
 
-    def _write(self, *, wall: float) -> None:
+    def _write(self, now: float) -> None:
         board = self.leader.board
-        text = json.dumps(board)
-        if text != self.board:
-            self.board = text
-            self.store.set("board", json.dumps(board | {"wall": wall}))
+        changed = {name for name in board if name not in self.board or board[name] != self.board[name]}
+        if changed - SHOWN or (changed and now >= self.board_at + SHOW_S):
+            self.board, self.board_at = board, now
+            self.store.set("board", json.dumps(board))
             self.store.add("version", 1)

@@ -112,7 +112,7 @@ class Node:
         try:
             self._open(time.monotonic() + setting.plan.gang_timeout_s)
             name = OwnName(setting)  # before anybody says what time it is, as this may take seconds
-            chair.open()
+            chair.open(now=time.monotonic(), wall=setting.host.now())
             self._join("localhost", name.address)
             while leader.verdict is None:
                 self._turn(self._missing(leader))
@@ -131,7 +131,7 @@ class Node:
 
     def _wait_for_readers(self, chair: Chair) -> None:
         """Stay until all others have the verdict."""
-        self.member.verdict()
+        self.member.read_verdict()
         deadline = time.monotonic() + LINGER_S
         while not chair.everybody_knows() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -225,9 +225,8 @@ class Node:
         self.member = Member(TorchStore(setting.side), rank=setting.rank, born=setting.born)
         environ = interface_of(own)
         self.ranks = Ranks(setting.side, node=setting.rank, host=address, port=setting.port, environ=environ)
-        hello = setting.hello | {"now": setting.host.now(), "address": own}
-        now, plan = time.monotonic(), setting.plan
-        self.epoch = self.member.join(hello, attempt=plan.attempt, job=plan.job, now=now)
+        hello, plan, now = setting.hello | {"address": own}, setting.plan, time.monotonic()
+        self.epoch = self.member.join(hello, attempt=plan.attempt, job=plan.job, now=now, wall=setting.host.now)
         self.went_on = False
         self._tell(alone.MET)
         get_logger().info("joined the gang", rank=setting.rank, nodes=setting.plan.nnodes, meeting_place=address)
@@ -248,7 +247,7 @@ class Node:
             self.member.say("result", **result)
         now = time.monotonic()
         self.member.beat(now)
-        board = self.member.look(now=now, wall=setting.host.now())
+        board = self.member.look(now=now)
         if time.monotonic() - now > SLOW_S:
             self.slow_at = now
         if board is not None:

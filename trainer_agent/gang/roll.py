@@ -31,7 +31,6 @@ class Node:
     arrived: float | None = None
     beat: str = ""
     beat_at: float = 0.0
-    heard_wall: float = 0.0
     offset_s: float | None = None
     doubt_s: float = 0.0
     lost: bool = False
@@ -65,13 +64,22 @@ class Roll:
         self.others: dict[int, Node] = {}
 
     def hello(self, said: dict[str, Any], *, now: float, wall: float) -> None:
-        """Take down a node that comes; of two with one rank the younger counts."""
+        """
+        Take down a node that comes; of two with one rank the younger counts.
+
+        Args:
+            now, wall: of rank 0, monotonic and seconds since 1970. What the node says of clocks is a comparison as NTP
+                makes it; see `Member.join`.
+        """
         rank = said["rank"]
         book = self.nodes if rank in self.nodes else self.others
         before = book.get(rank)
         if before and before.hello and before.hello["born"] > said["born"]:
             return
-        book[rank] = Node(rank, said, arrived=now, beat_at=now, heard_wall=wall)
+        there, back = wall - said["now"], said["sent"] - said["heard"]
+        # One way may have taken all of the time that both took.
+        offset_s, doubt_s = round(-(there + back) / 2, 3), max(0.0, (there - back) / 2)
+        book[rank] = Node(rank, said, arrived=now, beat_at=now, offset_s=offset_s, doubt_s=doubt_s)
 
     def beats(self, signs: Mapping[int, str], now: float) -> None:
         """Take down signs of life, by rank."""
@@ -79,14 +87,6 @@ class Roll:
             node = self.nodes[rank]
             if sign != node.beat:
                 node.beat, node.beat_at = sign, now
-
-    def clock(self, said: Mapping[str, Any]) -> None:
-        """Take down the second half of a comparison of clocks: the one that NTP makes."""
-        node = self.nodes.get(said["rank"])
-        if node and node.hello and node.offset_s is None:
-            there, back = node.heard_wall - node.hello["now"], said["sent"] - said["heard"]
-            node.offset_s = round(-(there + back) / 2, 3)
-            node.doubt_s = max(0.0, (there - back) / 2)  # one way may have taken all of it
 
     @property
     def here(self) -> list[Node]:
