@@ -16,7 +16,6 @@ import statistics
 import sys
 import threading
 import time
-import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,11 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from gang_hello import hello, marks
 
 import preflight_checks
 from trainer_agent.gang.course import Plan
 from trainer_agent.gang.door import Door
-from trainer_agent.gang.member import Member, NotOpenError
+from trainer_agent.gang.member import Member, NotOpenError, packed, unpacked
 from trainer_agent.gang.node import Node, poll_s
 from trainer_agent.gang.setting import Setting
 from trainer_agent.gang.torch_side import NO_NAMES, TorchSide
@@ -37,10 +37,11 @@ from trainer_agent.log import configure
 from trainer_agent.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
 
 NODES, RUNS, AIM_S = (64, 256, 1024), 5, 3.0
+UNPACKINGS = 11
 WORKERS = 2  # processes that the nodes are threads of
 LIMIT_S = 120.0
 PROGRAM = Path(preflight_checks.__file__).parent / "probes" / "gang_probe.py"
@@ -53,9 +54,10 @@ COLUMNS = (
     "total MB",
     "asks a node",
     "kB a node",
+    "unpack ms",
 )
 # NVIDIA/NVSentinel, issue 1522, as its "Configuration Guidance" has it; see the results for what it measured.
-PUBLISHED = ("1,000 pods, NVSentinel, published", "", "206", "", "", "11,200", "", "")
+PUBLISHED = ("1,000 pods, NVSentinel, published", "", "206", "", "", "11,200", "", "", "")
 
 
 class Wire:
@@ -99,76 +101,12 @@ class Wire:
         return bool(self.store.check(list(keys)))
 
 
-# What the check `consistency` measures on a node of eight H100 with InfiniBand.
-SETTINGS = {
-    "NCCL_DEBUG": "WARN",
-    "NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7",
-    "NCCL_IB_GID_INDEX": "3",
-    "NCCL_IB_QPS_PER_CONNECTION": "2",
-    "NCCL_IB_TIMEOUT": "22",
-    "NCCL_NET_GDR_LEVEL": "PHB",
-    "NCCL_SOCKET_IFNAME": "eth0",
-    "NCCL_TOPO_FILE": "/etc/nccl/topo.xml",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-}
-MARKS: dict[str, Any] = {
-    "kernel": "5.15.0-1063-nvidia",
-    "os": "Ubuntu 22.04.5 LTS",
-    "arch": "x86_64",
-    "processes": 8,
-    "agent": "0.1.0",
-    "gpus": "8 x NVIDIA H100 80GB HBM3",
-    "gpu_count": 8,
-    "gpu_memory_bytes": [85520809984],
-    "driver": "550.54.15",
-    "cuda_driver": "12.4",
-    "vbios": ["96.00.89.00.01"],
-    "mig": 0,
-    "ecc": 8,
-    "cluster_uuid": "",
-    "clique": None,
-    "rdma_devices": [f"mlx5_{number}" for number in range(8)],
-    "rdma_ports": ["8 x InfiniBand 400 Gb/sec (4X NDR)"],
-    "rdma_mtu_bytes": [4096],
-    "rdma_firmware": ["28.39.1002"],
-    "python": "3.11.7",
-    "torch": "2.5.1+cu124",
-    "torch_cuda": "12.4",
-    "nccl": "2.21.5",
-    "cudnn": "9.1.0.70",
-    "nccl_preloaded": None,
-    "nccl_preloaded_path": None,
-    "nccl_on_the_way": None,
-    "nccl_on_the_way_path": None,
-    "settings": SETTINGS,
-    "settings_sha256": "0f1e2d3c4b5a6978",
-    "not_read": {},
-    "checks": ["cgroup", "clock", "consistency", "environment", "gpu-count", "gpu-health", "gpu-link", "storage"],
-}
-
-
-def marks(rank: int) -> dict[str, Any]:
-    """Return the fingerprint of a node."""
-    return {"hostname": f"job1-node-0-{rank}", "boot_id": str(uuid.UUID(int=rank)), **MARKS}
-
-
-def hello(rank: int, nnodes: int) -> dict[str, Any]:
-    """Return what a node says that is well."""
-    name = f"job1-node-0-{rank}"
-    local = {"verdict": "pass", "exit_code": 0, "message": "", "findings": []}
-    shape = {"nnodes": nnodes, "nproc": 8, "hostname": name, "node": f"gpu-{rank}", "address": "127.0.0.1"}
-    return {**shape, "marks": marks(rank), "born": 1.0, "local": local}
-
-
 @dataclass
 class Life:
     """What one simulated node went through, in seconds on the clock that all processes share."""
 
     connected: float = 0.0
     began: float = 0.0
-    told: float = 0.0
     over: float = 0.0
     asks: int = 0
     bytes: int = 0
@@ -180,14 +118,22 @@ class Gate:
     """
     What the nodes of one process share.
 
-    `reading` lets one of them read the verdict at a time: hundreds of threads that parse JSON at once would mostly
-    wait for Python's lock, which no two machines share.
+    Each of them fetches the verdict, and the first unpacks it for all: machines do that at the same time, and here
+    they would wait for one another.
     """
 
     def __init__(self) -> None:
         self.connected = threading.Semaphore(0)
         self.go = threading.Event()
-        self.reading = threading.Lock()
+        self.unpacking = threading.Lock()
+        self.text, self.verdict = "", dict[str, Any]()
+
+    def unpack(self, text: str) -> dict[str, Any]:
+        """Return the verdict that a node has read."""
+        with self.unpacking:
+            if text != self.text:
+                self.text, self.verdict = text, unpacked(text)
+            return self.verdict
 
 
 def live(rank: int, nnodes: int, *, port: int, gate: Gate) -> Life:
@@ -199,7 +145,7 @@ def live(rank: int, nnodes: int, *, port: int, gate: Gate) -> Life:
         gate.connected.release()
         gate.go.wait()
         life.began = time.monotonic()
-        verdict = _take_part(wire, life, rank=rank, nnodes=nnodes, reading=gate.reading)
+        verdict = gate.unpack(_take_part(wire, rank=rank, nnodes=nnodes))
         life.over = time.monotonic()
         life.verdict, life.asks, life.bytes = verdict["verdict"], wire.asks, wire.bytes
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is void, and this says why
@@ -208,30 +154,29 @@ def live(rank: int, nnodes: int, *, port: int, gate: Gate) -> Life:
     return life
 
 
-def _take_part(wire: Wire, life: Life, *, rank: int, nnodes: int, reading: threading.Lock) -> dict[str, Any]:
+def _take_part(wire: Wire, *, rank: int, nnodes: int) -> str:
     """Do what `trainer_agent.gang.node.Node` does between its connection and the verdict."""
     member = Member(wire, rank=rank, born=1.0)
-    said = {**hello(rank, nnodes), "now": time.time()}
+    said = hello(rank, nnodes)
     while True:
         try:
-            member.join(said, attempt="", now=time.monotonic())
+            member.join(said, attempt="", now=time.monotonic(), wall=time.time)
             break
         except NotOpenError:
             time.sleep(0.05)
-    life.told = time.monotonic()
     board: dict[str, Any] = {}
     while not board.get("verdict"):
         time.sleep(poll_s(1, nnodes))
         now = time.monotonic()
         member.beat(now)
-        board = member.look(now=now, wall=time.time()) or board
-    with reading:
-        return member.verdict()
+        board = member.look(now=now) or board
+    return member.read_verdict()
 
 
 def work(ranks: Sequence[int], nnodes: int, *, port: int, pipe: Connection) -> None:
     """Be some nodes, in a process of their own: say when all are connected, and how each fared."""
     os.environ.update(NO_NAMES)
+    sys.setswitchinterval(1.0)  # a thread that waits for Python's lock wakes so often; no machine waits for another's
     threading.stack_size(256 << 10)
     gate, lives = Gate(), dict[int, Life]()
 
@@ -251,6 +196,16 @@ def work(ranks: Sequence[int], nnodes: int, *, port: int, pipe: Connection) -> N
     pipe.send((list(lives.values()), peak_mb("self")))
 
 
+def unpack_ms(verdict: Mapping[str, Any]) -> float:
+    """Return how long a machine of its own takes to unpack a verdict."""
+    text, took = packed(verdict), []
+    for _ in range(UNPACKINGS):
+        began = time.perf_counter()
+        unpacked(text)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took) * 1000
+
+
 def peak_mb(pid: int | str) -> float:
     """Return the most memory that a process has held."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -263,12 +218,11 @@ class Run:
 
     connect_s: float
     meet_s: float
-    after_last_hello_s: float
     store_mb: float
     total_mb: float
     asks: float
     bytes: float
-    phases: dict[str, float]
+    unpack_ms: float
 
 
 def run(nnodes: int, *, workers: int = WORKERS) -> Run:
@@ -299,16 +253,14 @@ def run(nnodes: int, *, workers: int = WORKERS) -> Run:
     problems = {life.problem for life in lives if life.problem} | {x.verdict for x in lives if x.verdict != "pass"}
     if problems or verdict["verdict"] != "pass":
         sys.exit(f"{nnodes} nodes did not meet: {problems} {verdict['summary']}")
-    last = max(life.over for life in lives)
     return Run(
         max(life.connected for life in lives) - began,
-        last - min(life.began for life in lives),
-        last - max(life.told for life in lives),
+        max(life.over for life in lives) - min(life.began for life in lives),
         memory[0],
         sum(memory),
         statistics.mean(life.asks for life in lives),
         statistics.mean(life.bytes for life in lives),
-        {phase["name"]: phase["seconds"] for phase in verdict["phases"]},
+        unpack_ms(verdict),
     )
 
 
@@ -371,6 +323,7 @@ def row(nnodes: int, runs: Sequence[Run]) -> list[str]:
         f"{max(one.total_mb for one in runs):.0f}",
         f"{statistics.mean(one.asks for one in runs):.0f}",
         f"{statistics.mean(one.bytes for one in runs) / 1000:.0f}",
+        f"{statistics.median(one.unpack_ms for one in runs):.1f}",
     ]
 
 
