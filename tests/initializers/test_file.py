@@ -10,8 +10,8 @@ import pytest
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
 from trainer_agent.initializers import HIDDEN, ChangedError, TransientError, open_source
-from trainer_agent.initializers.delivery import Order
 from trainer_agent.initializers.fetch import Bounds, fetch
+from trainer_agent.initializers.order import Order
 from trainer_agent.isolation import contained
 
 

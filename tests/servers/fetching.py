@@ -7,8 +7,8 @@ import threading
 from memory_source import PIECE
 
 from trainer_agent.host import Host
-from trainer_agent.initializers.delivery import Order
 from trainer_agent.initializers.fetch import Bounds, fetch
+from trainer_agent.initializers.order import Order
 
 MIB = 1 << 20
 BLOCK = random.Random(1).randbytes(MIB)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trainer_agent.initializers import Source
-    from trainer_agent.initializers.delivery import Order
+    from trainer_agent.initializers.order import Order
     from trainer_agent.initializers.summary import Summary
 
 KINDS = ("dataset", "model")
@@ -288,7 +288,7 @@ def _refuse_circles(orders: Sequence[Order]) -> None:
 
 def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:
     from trainer_agent.initializers.checksums import read_checksums
-    from trainer_agent.initializers.delivery import Order
+    from trainer_agent.initializers.order import Order
 
     return Order(
         kind=kind,

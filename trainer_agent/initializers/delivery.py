@@ -11,12 +11,12 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record
+from trainer_agent.initializers import Entry, OfflineError, hidden, names, patterns, record
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
@@ -27,45 +27,14 @@ from trainer_agent.initializers.record import Kept, Record
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from trainer_agent.host import Host
-    from trainer_agent.initializers import Source
     from trainer_agent.initializers.lock import Claim, NoClaim
+    from trainer_agent.initializers.order import Order
 
 PARTS = "parts"
-
-
-@dataclass(frozen=True)
-class Order:
-    """
-    What a user wants.
-
-    Args:
-        kind: `dataset` or `model`.
-        allow, ignore: shell patterns; `allow` is None for the defaults of the kind.
-        checksums: path to checksum, the user's own list.
-        verify: `size`, `auto` (checksums of what comes) or `full` (of what is there too).
-    """
-
-    kind: str
-    source: Source
-    destination: Path
-    allow: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] = ()
-    checksums: Mapping[str, str] = field(default_factory=dict)
-    verify: str = "auto"
-
-    @property
-    def hidden(self) -> Path:
-        """The directory of our own in the destination."""
-        return self.destination / HIDDEN
-
-    @property
-    def selection(self) -> str:
-        """What chooses among the files of the source."""
-        return f"allow={self.allow} ignore={self.ignore}"
 
 
 class Delivery:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError
 from trainer_agent.initializers import HIDDEN, digests, hidden, names
-from trainer_agent.initializers.delivery import PARTS, Delivery, Order
+from trainer_agent.initializers.delivery import PARTS, Delivery
 from trainer_agent.initializers.disk import NO_ROOM
 from trainer_agent.initializers.lock import NoClaim, claimed
 from trainer_agent.initializers.progress import Progress
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainer_agent.host import Host
     from trainer_agent.initializers.incoming import Incoming
     from trainer_agent.initializers.lock import Claim
+    from trainer_agent.initializers.order import Order
 
 MOST_STREAMS = 128
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
