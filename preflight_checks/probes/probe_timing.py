@@ -45,7 +45,7 @@ def repeated(torch: Any, call: Callable[[], Any], device: Any, *, limit_s: float
     first = agreed(torch, timed(torch, call, device, times=1), device)
     times = int(min(MOST, max(1, limit_s / REPEATS / first)))
     repeats = int(min(REPEATS, max(1, limit_s / first)))
-    return [timed(torch, call, device, times=times) for _ in range(repeats)]
+    return [first, *(timed(torch, call, device, times=times) for _ in range(repeats))]
 
 
 def timed(torch: Any, call: Callable[[], Any], device: Any, *, times: int) -> float:
