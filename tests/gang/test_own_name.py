@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer_agent.gang.own_name import NAME_S, OwnName
+from trainer_agent.gang.own_name import AGAIN_S, NAME_S, OwnName
 from trainer_agent.host import NameLookupError
 from trainer_agent.rendezvous import STALE_NAME_S
 from trainer_agent.testing import FakeHost
@@ -116,3 +116,16 @@ def test_a_name_that_leads_here_is_not_asked_for_again(tmp_path, found):
 
     assert name.charge() is None
     assert 1 == host.asked
+
+
+def test_one_question_that_nobody_answers_changes_nothing(tmp_path):
+    """It is asked again; meanwhile nobody is accused, and nothing is forgotten."""
+    host = FailingServer(tmp_path, failures=0, own=OURS, names_at={NAME: ["10.0.0.9"]})
+    name = own_name(host)
+    host.clock += STALE_NAME_S + 1
+    host.failures = 2
+    assert [None, None] == [name.charge(), name.charge()]
+    assert 2 == host.asked
+
+    host.clock += AGAIN_S
+    assert "master-elsewhere" == name.charge().finding.code

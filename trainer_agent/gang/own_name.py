@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NAME_S = 6.0  # for more than one lookup: a packet that is lost costs glibc 5 s
 SHARE = 3.0  # of the time that the others wait: so long nobody finds rank 0
 LEAST_S = 1.0  # of one lookup
+AGAIN_S = 5.0  # until one that nobody has answered is made again
 PAUSE_S = 0.5
 
 
@@ -30,6 +31,8 @@ class OwnName:
         # Service or another network, and need long to start.
         patience_s = min(STALE_NAME_S, waits_s) if setting.topology.rdzv_backend == "static" else waits_s
         self.patient_until = setting.host.monotonic() + patience_s
+        self.ours: list[str] = []
+        self.elsewhere: list[str] = []
         self._look_up(min(NAME_S, waits_s / SHARE))
 
     @property
@@ -50,22 +53,27 @@ class OwnName:
         """
         if self.ours or not self.elsewhere or self.setting.host.monotonic() < self.patient_until:
             return None
-        self._look_up(0.0)  # it may have been that of the pod before this one
+        if not self._look_up(0.0):  # it may have been that of the pod before this one
+            self.patient_until = self.setting.host.monotonic() + AGAIN_S
+            return None
         if self.ours or not self.elsewhere:
             return None
         topology = self.setting.topology
         error = MasterElsewhereError(topology.master_variable, topology.master_addr, addresses=self.elsewhere)
         return Charge("roll-call", rules.MASTER_ELSEWHERE.found(error.message, addresses=self.elsewhere))
 
-    def _look_up(self, timeout_s: float) -> None:
-        """Take down where the name leads, and which of that is here."""
-        host = self.setting.host
-        claims = {address: host.claim(address, 0) for address in self._addresses(timeout_s)}
+    def _look_up(self, timeout_s: float) -> bool:
+        """Take down where the name leads, and which of that is here; return whether a name server has answered."""
+        host, addresses = self.setting.host, self._addresses(timeout_s)
+        if addresses is None:
+            return False
+        claims = {address: host.claim(address, 0) for address in addresses}
         self.ours = [address for address, claim in claims.items() if claim == "free"]
         self.elsewhere = [address for address, claim in claims.items() if claim == "elsewhere"]
+        return True
 
-    def _addresses(self, timeout_s: float) -> list[str]:
-        """Return where the name leads; nothing where no name server answers for so long, or none knows it."""
+    def _addresses(self, timeout_s: float) -> list[str] | None:
+        """Return where the name leads, nothing where it does not exist; None where nobody answers for so long."""
         deadline = self.setting.host.monotonic() + timeout_s
         while True:
             try:
@@ -73,5 +81,5 @@ class OwnName:
             except NameLookupError as error:
                 if error.published is False or self.setting.host.monotonic() >= deadline:
                     get_logger().warning("rank 0 cannot look up its own name", reason=error.message)
-                    return []
+                    return [] if error.published is False else None
             self.setting.host.sleep(PAUSE_S)
