@@ -12,7 +12,7 @@ class Place:
     def __init__(self, nodes=3, *, attempt="a1"):
         self.store = MemoryStore()
         self.leader = Leader(plan(nodes, attempt=attempt), lambda _: "")
-        self.chair = Chair(self.store, self.leader, "epoch-1")
+        self.chair = Chair(self.store, self.leader, "epoch-1", self.wall)
         self.now = 0.0
 
     def member(self, rank, *, born=1.0):
@@ -28,11 +28,11 @@ class Place:
         return BEGAN + self.now
 
     def open(self):
-        self.chair.open(now=self.now, wall=self.wall())
+        self.chair.open()
 
     def turn(self, seconds=0.0):
         self.now += seconds
-        self.chair.turn(now=self.now, wall=self.wall())
+        self.chair.turn(self.now)
 
 
 def look(place, member):

@@ -143,8 +143,8 @@ class Gang:
         self.now = 0.0
         self.store = MemoryStore()
         self.leader = Leader(self.plan, lambda rank: f"job-node-0-{rank}.job")
-        self.chair = Chair(self.store, self.leader, "epoch-1")
-        self.chair.open(now=self.now, wall=BEGAN)
+        self.chair = Chair(self.store, self.leader, "epoch-1", lambda: BEGAN + self.now)
+        self.chair.open()
         self.kinds = []  # of the tasks so far
         self.tasks = {}
 
@@ -161,7 +161,7 @@ class Gang:
             if pod.state != "gone" and pod.error is None:
                 self._turn(pod)
         if self.leader.verdict is None:
-            self.chair.turn(now=self.now, wall=BEGAN + self.now)
+            self.chair.turn(self.now)
         self.now += STEP_S
 
     def rejoin(self, rank, *, born=BEGAN + 30):

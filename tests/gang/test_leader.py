@@ -262,7 +262,7 @@ def test_a_rank_zero_that_is_slow_to_hear_accuses_no_clock():
     """Half of the time that the comparison took may be on one way."""
     gang = Gang(4)
     turn = gang.chair.turn
-    gang.chair.turn = lambda **times: turn(**times) if gang.now >= 4.5 else None
+    gang.chair.turn = lambda now: turn(now) if gang.now >= 4.5 else None
     gang.run()
 
     assert outcome(gang) == ("pass", [])
@@ -291,7 +291,7 @@ def at_work():
     for rank in range(2):
         said = {"kind": "hello", "rank": rank, "born": 1.0, "sent": BEGAN, "heard": BEGAN, "now": BEGAN}
         leader.hear(said | hello(rank, 2), now=0.0, wall=BEGAN)
-    leader.turn(now=0.0, wall=BEGAN)
+    leader.turn(0.0)
     return leader
 
 
@@ -299,14 +299,14 @@ def report(leader, rank, now, **row):
     rows = [{"number": 0, "ok": False, "stage": "init", "timings": [], **row}]
     said = {"kind": "result", "rank": rank, "task": "all-1", "ok": False, "ranks": rows}
     leader.hear(said, now=now, wall=BEGAN)
-    leader.turn(now=now, wall=BEGAN)
+    leader.turn(now)
 
 
 def test_after_the_first_failure_others_still_say_what_they_saw():
     """A rank that lost its peer may say so before the node of that peer does."""
     leader = at_work()
     report(leader, 0, 1.0, error="RuntimeError")
-    leader.turn(now=0.9 + AFTER_FAILURE_S, wall=BEGAN)
+    leader.turn(0.9 + AFTER_FAILURE_S)
     assert "all-1" == leader.task["id"]
     report(leader, 1, 1.0 + AFTER_FAILURE_S, code=-9)
 

@@ -168,6 +168,25 @@ def test_the_board_is_read_only_when_it_has_changed(place):
     assert [3, 3] == [look(place, member)["here"] for member in members]
 
 
+def test_a_rank_zero_that_has_no_time_takes_no_clock_for_wrong(place):
+    """Between two of its requests to a store that serves others meanwhile."""
+
+    class Slow(MemoryStore):
+        def set(self, key, value):
+            if key == "pulse" and place.now == 0.1:
+                place.now += 2.5
+                place.join(1)
+            super().set(key, value)
+
+    slow = Slow()
+    slow.values = place.store.values
+    place.store = place.chair.store = slow
+    place.turn(0.1)
+
+    node = place.leader.roll.nodes[1]
+    assert abs(node.offset_s) <= node.doubt_s + 0.001
+
+
 def test_who_is_here_is_shown_once_a_second():
     """As thousands come within a second, and each time all would read it; a task and the end are shown at once."""
     place = Place(9)
@@ -178,7 +197,7 @@ def test_who_is_here_is_shown_once_a_second():
         place.join(rank)
         place.turn(0.2)
         shown.append((look(place, member) or {}).get("here"))
-    assert [0, None, None, None, 6, None, None] == shown
+    assert [2, None, None, None, None, 7, None] == shown
 
     place.join(0)
     place.turn(0.1)

@@ -97,7 +97,7 @@ class Course:
         self.names = names
         self.roll = Roll(plan.nnodes)
         self.minutes = Minutes()
-        self.now = self.wall = 0.0
+        self.now = 0.0
         self.phase, self.phase_began = "roll-call", 0.0
         self.task: dict[str, Any] | None = None
         self.tasks = 0
@@ -107,7 +107,7 @@ class Course:
 
     def hear(self, said: dict[str, Any], *, now: float, wall: float) -> None:
         """Take in what a node says."""
-        self.now, self.wall = now, wall
+        self.now = now
         if said["kind"] == "hello":
             self.roll.hello(said, now=now, wall=wall)
         elif self.task and said.get("task") == self.task["id"]:

@@ -37,9 +37,9 @@ class Leader(Course):
         self.verdict: dict[str, Any] | None = None
         self.events = self._events()
 
-    def turn(self, *, now: float, wall: float) -> None:
-        """Go on as far as it goes at this time; `now` is monotonic, `wall` seconds since 1970."""
-        self.now, self.wall = now, wall
+    def turn(self, now: float) -> None:
+        """Go on as far as it goes at this time, which is monotonic, in seconds."""
+        self.now = now
         if self.began is None:
             self.began = self.phase_began = now
         if self.verdict is None:

@@ -236,11 +236,17 @@ def unpacked(text: str) -> dict[str, Any]:
 
 @dataclass
 class Chair:
-    """Rank 0 at the meeting place: carries what nodes say to the leader, and what it decides to them."""
+    """
+    Rank 0 at the meeting place: carries what nodes say to the leader, and what it decides to them.
+
+    Args:
+        wall: returns the seconds since 1970.
+    """
 
     store: Store
     leader: Leader
     epoch: str
+    wall: Callable[[], float]
     heard: int = 0
     awaited: list[int] = field(default_factory=list)
     unread: list[int] | None = None
@@ -249,10 +255,10 @@ class Chair:
     board: dict[str, Any] = field(default_factory=dict)
     board_at: float = float("-inf")
 
-    def open(self, *, now: float, wall: float) -> None:
-        """Open the meeting place; `now` is monotonic, `wall` seconds since 1970."""
-        self._live(wall)
-        self._write(now)
+    def open(self) -> None:
+        """Open the meeting place."""
+        self._live()
+        self._write(float("-inf"))  # whatever changes next is shown at once
         self._say_open(over=False)
 
     def _say_open(self, *, over: bool) -> None:
@@ -260,13 +266,13 @@ class Chair:
         meeting = {"protocol": PROTOCOL, "attempt": plan.attempt, "job": plan.job, "epoch": self.epoch, "over": over}
         self.store.set("open", json.dumps(meeting))
 
-    def turn(self, *, now: float, wall: float) -> None:
-        """Hear what is new, let the leader decide, and tell everybody."""
-        self._live(wall)
-        self._hear(now=now, wall=wall)
+    def turn(self, now: float) -> None:
+        """Hear what is new, let the leader decide, and tell everybody; `now` is monotonic, in seconds."""
+        self._live()
+        self._hear(now)
         if now - self.beats_at >= BEAT_S / 2:
             self._feel(now)
-        self.leader.turn(now=now, wall=wall)
+        self.leader.turn(now)
         if self.leader.verdict is not None:
             there = self.store.compare_set("verdict", "", packed(self.leader.verdict))
             self.leader.verdict = unpacked(there)
@@ -274,9 +280,9 @@ class Chair:
                 self._say_open(over=True)
         self._write(now)
 
-    def _live(self, wall: float) -> None:
+    def _live(self) -> None:
         self.pulses += 1
-        self.store.set("pulse", f"{self.pulses} {wall!r}")
+        self.store.set("pulse", f"{self.pulses} {self.wall()!r}")
 
     def everybody_knows(self) -> bool:
         """Return whether all that have come and are not lost have read the verdict."""
@@ -286,14 +292,16 @@ class Chair:
             del self.unread[:AT_ONCE]
         return not self.unread
 
-    def _hear(self, *, now: float, wall: float) -> None:
+    def _hear(self, now: float) -> None:
         last = self.store.add("news", 0)
         self.awaited += range(self.heard + 1, last + 1)
         self.heard = last
         there = self._there(self.awaited)
         self.awaited = sorted(set(self.awaited) - set(there))
         for first in range(0, len(there), AT_ONCE):
-            for text in self.store.get([f"news/{number}" for number in there[first : first + AT_ONCE]]):
+            texts = self.store.get([f"news/{number}" for number in there[first : first + AT_ONCE]])
+            wall = self.wall()  # after all that was said has been said
+            for text in texts:
                 self.leader.hear(json.loads(text), now=now, wall=wall)
 
     def _there(self, numbers: list[int]) -> list[int]:

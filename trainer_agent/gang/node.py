@@ -108,17 +108,17 @@ class Node:
     def _lead(self) -> dict[str, Any]:
         setting = self.setting
         leader = Leader(setting.plan, lambda rank: peers.name_of(rank, setting.topology))
-        chair = Chair(TorchStore(setting.side), leader, uuid.uuid4().hex)
+        chair = Chair(TorchStore(setting.side), leader, uuid.uuid4().hex, setting.host.now)
         try:
             self._open(time.monotonic() + setting.plan.gang_timeout_s)
             name = OwnName(setting)  # before anybody says what time it is, as this may take seconds
-            chair.open(now=time.monotonic(), wall=setting.host.now())
+            chair.open()
             self._join("localhost", name.address)
             while leader.verdict is None:
                 self._turn(self._missing(leader))
                 if not leader.roll.met and (charge := name.charge()):
                     return self._said(charge)
-                chair.turn(now=time.monotonic(), wall=setting.host.now())
+                chair.turn(time.monotonic())
                 setting.tell(preflight_nodes_here=len(leader.roll.here), preflight_nodes=setting.topology.max_nodes)
             self._wait_for_readers(chair)
         except StoreLostError as error:
