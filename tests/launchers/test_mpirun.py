@@ -190,7 +190,9 @@ def test_the_hostfile_of_a_variable_is_left_to_the_mpirun_in_a_shell(image):
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("flags", ["--standalone", "--nnodes 2 --node-rank 0"])
+@pytest.mark.parametrize(
+    "flags", ["--standalone", "--nnodes 2 --node-rank 0", "--master_addr n-0", "--rdzv_endpoint=n-0:1"]
+)
 def test_a_torchrun_needs_no_hostfile_of_a_variable(image, flags):
     """It is for another command of the same image; that its own flags count is a warning."""
     environ, hostfile = image("openmpi-5")
@@ -203,13 +205,21 @@ def test_a_torchrun_needs_no_hostfile_of_a_variable(image, flags):
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("given, variables", [(("--hostfile", "{}"), {}), ((), {NAMED: "{}", "PET_NNODES": "1"})])
-def test_a_torchrun_that_has_a_hostfile_all_the_same(image, given, variables):
-    """Given by hand it is a mistake; so it is where a controller has said who the nodes are."""
+@pytest.mark.parametrize(
+    "given, variables, flags",
+    [
+        (("--hostfile", "{}"), {}, "--standalone"),
+        ((), {NAMED: "{}", "PET_NNODES": "1"}, "--rdzv-endpoint n:1"),
+        ((), {NAMED: "{}"}, "--nproc-per-node 1"),
+        ((), {NAMED: "{}"}, "--rdzv-backend c10d --master-port 1"),
+    ],
+)
+def test_a_torchrun_that_has_a_hostfile_all_the_same(image, given, variables, flags):
+    """Given by hand it is a mistake; so it is where a controller, or no flag, says who the nodes are."""
     environ, hostfile = image("openmpi-5")
     words_ = [word.format(hostfile) for word in given]
     variables = {name: value.format(hostfile) for name, value in variables.items()}
-    own = ("torchrun", "--nproc-per-node", "1", "a.py")
+    own = ("torchrun", *flags.split(), "a.py")
     done = run("launch", "--dry-run", *words_, "--", *own, **environ, **variables)
     assert (30, "", True) == (done.returncode, done.stdout, "hostfile-unused" in done.stderr), done.stderr
 

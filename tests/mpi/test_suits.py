@@ -114,6 +114,21 @@ def test_a_shell_that_starts_mpirun_itself(words, expected):
         ),
         *('OUT="$(mpirun app | tail -1)"', "OUT=`mpirun app`", 'eval "mpirun app"', "bash -c 'set -e\nmpirun app'"),
         *("mpirun --version; mpirun app", "mpirun --version app"),
+        *("SHELL=/bin/bash mpirun app", "A=/usr/bin/env B[0]=/o/su mpirun app", "env SHELL=/bin/bash mpirun app"),
+        *("MPIRUN=/opt/bin/mpirun; $MPIRUN app", 'RUN="$X/mpirun -np 2"; exec ${RUN} app', "$(which sudo) mpirun app"),
+        *("SUDO=$(which sudo); $SUDO mpirun app", "SUDO=; $SUDO mpirun app", 'RUN="mpirun app"; eval "$RUN"'),
+        *(
+            'su x -c "A=1 mpirun app"',
+            "eval 'A=1 mpirun app'",
+            "# torchrun \\\nmpirun app",
+            "set \\\n# -e \\\nmpirun app",
+        ),
+        *(
+            'ls "a \\\n # b" && mpirun app',
+            "ls 'a \\\n # b'; mpirun app",
+            ">log \\\n mpirun app",
+            'OUT="\\\n$(mpirun app)"',
+        ),
     ],
 )
 def test_a_line_that_starts_mpirun(line):
@@ -136,7 +151,16 @@ def test_a_line_that_starts_mpirun(line):
             'exec "$@"',
         ),
         *("mpirun --version", "deepspeed --version >/dev/null 2>&1", "if mpirun -h | head -1; then :; fi"),
-        *("echo \\; mpirun app", 'V="$(mpirun -V)"', "horovodrun --check-build"),
+        *("echo \\; mpirun app", 'V="$(mpirun -V)"', "horovodrun --check-build", "mpirun -version", "mpirun -help"),
+        *("CONFIG_DIR=conf/deepspeed; python t.py", "X=/o/deepspeed python t.py", "export X=/o/deepspeed"),
+        *("mpirun=/usr/bin/mpirun python t.py", "M=/usr/bin/mpirun; ls $M", "env X=/o/deepspeed python t.py"),
+        *("X+=/o/deepspeed", "X[1]=/o/deepspeed", "X='/o/my deepspeed' python t.py", "X=/o/deepspeed; ls $X; $X/t.py"),
+        *(
+            'X="--strategy deepspeed" python t.py',
+            'X="now: mpirun app"; ls "$X"',
+            'env -u Y X="a mpirun b" python t.py',
+        ),
+        *('su x -c "ls /opt/deepspeed"', "ls \\\n mpirun app", 'su x -c "A=1 ls mpirun"'),
     ],
 )
 def test_a_line_that_starts_no_mpirun(line):
@@ -151,9 +175,11 @@ def test_a_line_that_starts_no_mpirun(line):
         ("NP=2\nexec ${MPI_HOME}/bin/mpirun \\\n  -np $NP app", True),
         ("for n in 1 2; do\n  horovodrun -np 2 app\ndone", True),
         ("bash -c 'mpirun app'", True),
+        ("# torchrun --nproc 4 train.py \\\nmpirun -np 4 app", True),
         ("numactl -N 0 mpirun app", True),
         ("mpirun --version\ndeepspeed --help | head -1\npython train.py", False),
         ("# mpirun starts this: mpirun run.sh\npython train.py", False),
+        ("CONFIG=/conf/deepspeed\npython train.py --deepspeed $CONFIG/zero3.json", False),
         ("a" * (READ_BYTES + 1) + "\nmpirun app", False),
     ],
 )

@@ -26,7 +26,7 @@ OTHERS = ("horovodrun", "deepspeed")
 # One of these on every rank would be too many.
 STARTERS = (*PROGRAMS, *OTHERS)
 # In a script these start nothing; it may only want to know what there is.
-QUESTIONS = ("--version", "-V", "--help", "-h", "--check-build")
+QUESTIONS = ("--version", "-version", "-V", "--help", "-help", "-h", "--check-build")
 # What may stand before a command, with options of its own: programs, and words of shells.
 PREFIXES = {
     *("env", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf", "unbuffer", "numactl", "taskset", "strace"),
@@ -34,15 +34,17 @@ PREFIXES = {
     *("exec", "eval", "time", "if", "then", "else", "elif", "while", "until", "do", "!", "{"),
 }
 WITH_A_WORD = {"gosu", "su", "su-exec", "flock", "nsys"}  # a user, a file, `profile`: then comes the command
+WITH_A_TEXT = {"su", "runuser", "flock", "eval"}  # a text of commands may be one word of theirs
 SHELL_VALUES = ("--rcfile", "--init-file")  # as all that end in o or O, they have a value
-QUOTED = r"""'[^'\n]*'|"(?:\\.|[^"\\\n])*"|\\."""
+QUOTED = r"""'(?:\\\n|[^'\n])*'|"(?:\\(?s:.)|[^"\\\n])*"|\\(?s:.)"""
 # Comments and redirections; what is quoted is none, and is the group.
 NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOTED}|[^\s;&|()<>'\"])*")
 SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 COMMAND = re.compile(rf"(?:{QUOTED}|[^\n;&|()])+")
 # OMP_NUM_THREADS=2 or $SUDO, before a command.
-VARIABLE = re.compile(r"\w+=|\$(\w+|{[^}]*})$")
+VARIABLE = re.compile(r"\w+(\[[^]]*])?\+?=|\$(\w+|{[^}]*})$")
 READ_BYTES = 1 << 16
+NODES = {"PET_NNODES", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}  # --standalone says the first
 NAMED = "TRAINER_AGENT_LAUNCH_HOSTFILE"
 
 
@@ -64,7 +66,7 @@ def starts_mpirun_itself(script: Sequence[str]) -> bool:
     if is_mpirun(script):
         return False
     command = _command(script)
-    if command and _name(command[0]) in STARTERS:
+    if _is_starter(command):
         return True
     return any(map(_starts, _commands(_inline(command) or _file_of(command))))
 
@@ -107,16 +109,22 @@ def refuse_hostfile(
 
 
 def _is_torchrun_by_flags(script: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the user's own torchrun says all that is known of the nodes, and no controller."""
-    return own_torchrun(script) is not None and PET_NAMES & environ.keys() <= told(script, {}).keys()
+    """Whether flags of the user's own torchrun say who the nodes are, and no controller says anything else of them."""
+    own = own_torchrun(script)
+    return bool(own and NODES & own[1].variables.keys()) and PET_NAMES & environ.keys() <= told(script, {}).keys()
 
 
 def _starts(line: Sequence[str]) -> bool:
     """Return whether a command of a script starts the ranks, or a text that it hands on to a shell does."""
     command = _command(line)
-    if command and _name(command[0]) in STARTERS:
+    if _is_starter(command):
         return not (len(command) == 2 and command[1] in QUESTIONS)
     return any(map(_starts, _commands(_inline(command))))
+
+
+def _is_starter(command: Sequence[str]) -> bool:
+    """Return whether the first word is a program that starts the ranks; a text may have its name at the end."""
+    return bool(command) and " " not in command[0] and _name(command[0]) in STARTERS
 
 
 def _name(word: str) -> str:
@@ -125,17 +133,27 @@ def _name(word: str) -> str:
 
 def _command(line: Sequence[str]) -> list[str]:
     """Return the words of a line from its program on: without `NAME=VALUE`, `sudo -u USER`, `timeout 1h` and such."""
-    left = list(line)
-    while left and (_name(left[0]) in PREFIXES or (VARIABLE.match(left[0]) and not _is_program(left[0]))):
-        before = _name(left.pop(0))
-        value = before in WITH_A_WORD
-        while before in PREFIXES and left and not _is_program(left[0]):
-            option, number = left[0][:1] in ("-", "+"), left[0][:1].isdigit()
-            if not (option or number or value):
-                break
-            value = option or (value and number)  # the word behind an option may be its value
+    left, prefix = list(line), ""
+    while left:
+        text = prefix in WITH_A_TEXT and " " in left[0]
+        if VARIABLE.match(left[0]) and not text:
             del left[0]
+        elif _name(left[0]) in PREFIXES:
+            prefix = _name(left.pop(0))
+            _drop_options(left, value=prefix in WITH_A_WORD)
+        else:
+            break
     return left
+
+
+def _drop_options(left: list[str], *, value: bool) -> None:
+    """Remove what stands between a prefix and its command; `value` says whether a word of any kind may come next."""
+    while left and not _is_program(left[0]):
+        option, number = left[0][:1] in ("-", "+"), left[0][:1].isdigit()
+        if not (option or number or value):
+            break
+        value = option or (value and number)  # the word behind an option may be its value
+        del left[0]
 
 
 def _is_program(word: str) -> bool:
@@ -147,10 +165,18 @@ def _is_program(word: str) -> bool:
 
 def _commands(text: str) -> list[list[str]]:
     """Return the words of each command in a shell's text, and in what it substitutes, be it quoted or not."""
-    text = NOISE.sub(lambda found: found[1] or " ", text.replace("\\\n", " "))
+    text = NOISE.sub(lambda found: found[1] or " ", text).replace("\\\n", " ")  # no comment goes on in the next line
     while found := SUBSTITUTED.findall(text):
-        text = "\n".join((SUBSTITUTED.sub("_", text), *(of_dollar or of_ticks for of_dollar, of_ticks in found)))
-    return [_split(line) for line in COMMAND.findall(text)]
+        text = "\n".join((SUBSTITUTED.sub("$_", text), *(of_dollar or of_ticks for of_dollar, of_ticks in found)))
+    lines = [_split(line) for line in COMMAND.findall(text)]
+    values = dict(word.split("=", 1) for line in lines for word in line if "=" in word)
+    return [[part for word in line for part in _expanded(word, values)] for line in lines]
+
+
+def _expanded(word: str, values: Mapping[str, str]) -> list[str]:
+    """Return the words that `$NAME` or `${NAME}` stands for, where that is known, and any other word as it is."""
+    name = word.strip("${}")
+    return _split(values[name]) if word.startswith("$") and name in values else [word]
 
 
 def _split(line: str) -> list[str]:
