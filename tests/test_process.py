@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +100,31 @@ def test_write_whole_where_nobody_reads(blocking):
 
 
 def test_who_was_stopped():
+SPAWN = "import sys; from trainer_agent.process import spawn; spawn([sys.executable, '-c', sys.argv[1]], env={}).wait()"
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_a_standard_input_without_anything(mode):
+    """It is as a container's own, unlike what shells give to what is in their background."""
+    look = "import os, fcntl; print(os.read(0, 9), os.readlink('/proc/self/fd/0'), fcntl.fcntl(0, fcntl.F_GETFL) & 3)"
+    with Path(os.devnull).open(mode) as null:
+        words = [sys.executable, "-c", SPAWN, look]
+        done = subprocess.run(words, stdin=null, stdout=subprocess.PIPE, text=True, check=True)
+    assert f"b'' /dev/null {os.O_RDWR}\n" == done.stdout
+
+
+def test_a_standard_input_with_something():
+    """It is the command's to read."""
+    words = [sys.executable, "-c", SPAWN, "print(input())"]
+    assert "words\n" == subprocess.run(words, input="words", stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_no_standard_input():
+    """A command that reads nothing needs none."""
+    words = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", SPAWN, "print('runs')"]
+    assert "runs\n" == subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
     """It is said once, and of children alone."""
     child = process.spawn(["sleep", "60"], env={})
     assert not process.was_stopped(child.pid)

@@ -17,12 +17,13 @@ from trainer_agent.shells import ALONE_S, BelowShells, catches, is_shell, living
 
 pytestmark = pytest.mark.lab
 
-# A program that tells its name and pid, and stays; one in capitals has a handler.
+# A program that tells its name and pid, and stays; one in capitals has a handler, TORCHRUN one for each signal to end.
 PROGRAM = """
 import os, signal, sys
 path, name = sys.argv[1:]
-if name.isupper():
-    signal.signal(signal.SIGTERM, lambda *_: None)
+handled = ["SIGTERM"] * name.isupper() + ["SIGINT", "SIGQUIT"] * (name == "TORCHRUN")
+for each in handled:
+    signal.signal(getattr(signal, each), lambda *_: None)
 with open(path, "w") as told:
     told.write(f"{name} {os.getpid()}\\n")
 while True:
@@ -38,7 +39,8 @@ def running(script, tmp_path, *, programs, shell=("bash", "-c")):
     program = shlex.join([sys.executable, str(tmp_path / "program.py"), str(tmp_path / "told")])
     words = [*shell, re.sub(r"\[(\w+)\]", rf"{program} \1", script)]
     fifo = os.open(tmp_path / "told", os.O_RDWR)  # so that it has no end between two of them
-    with os.fdopen(fifo) as told, subprocess.Popen(words, start_new_session=True) as started:
+    settings = {"start_new_session": True, "stdin": subprocess.DEVNULL}
+    with os.fdopen(fifo) as told, subprocess.Popen(words, **settings) as started:
         try:
             yield started.pid, dict(told.readline().split() for _ in range(programs))
         finally:
@@ -112,6 +114,19 @@ BOTH = pytest.mark.parametrize("shell", [("bash", "-c"), ("sh", "-c")], ids=["ba
 def test_what_a_shell_with_a_trap_has_in_its_background(tmp_path, shell):
     """Its trap runs at once, and may tell it."""
     assert ([], [], ["a"]) == asked("trap 'kill $!' TERM; [a] & wait", tmp_path, programs=1, shell=shell)
+
+
+@BOTH
+def test_a_program_that_handles_what_shells_have_the_background_ignore(tmp_path, shell):
+    """Its standard input says where it is; one from elsewhere has nothing to say of that."""
+    for script, told, left in (
+        ("[TORCHRUN] & wait", [], ["TORCHRUN"]),
+        ("[TORCHRUN] & [A]; exit", ["A"], ["TORCHRUN"]),
+        ("[TORCHRUN]; exit", ["TORCHRUN"], []),
+        ("cat /dev/zero | [TORCHRUN]; exit", ["TORCHRUN"], []),
+    ):
+        found = asked(f"trap 'kill $!' TERM; {script}", tmp_path, programs=len(told + left), shell=shell)
+        assert (told, left) == (found[0], [name for name in found[2] if name != "?"]), script
 
 
 @BOTH

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer_agent.errors import Terminated
-from trainer_agent.shells import living
+from trainer_agent.shells import file_of, living
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,6 +151,9 @@ def spawn(
     """
     Start a command in a process group of its own that gets SIGTERM when this process dies.
 
+    A standard input that is /dev/null is opened anew, for reading and writing as containers have it: what a shell has
+    in its background can be told by one for reading alone.
+
     Args:
         terminal: hand our terminal over, as the kernel stops a group that reads from one that is another's.
     """
@@ -166,7 +169,7 @@ def spawn(
         return subprocess.Popen(  # the command is the user's; no thread runs yet when we fork
             list(argv),
             env=dict(env),
-            stdin=stdin,
+            stdin=subprocess.DEVNULL if stdin is None and file_of(os.getpid(), 0) == os.devnull else stdin,
             stdout=stdout,
             stderr=stderr,
             process_group=0,

@@ -155,14 +155,26 @@ def words(pid: int) -> list[str]:
     return _read(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")
 
 
+def file_of(pid: int, fd: int) -> str:
+    """Return the name of a process's file, nothing where there is none to be seen."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/{fd}")
+    return ""
+
+
 def _in_foreground(pid: int, shell: int) -> bool:
     """
     Return whether a shell waits for a child before it does anything else.
 
     POSIX has shells start what is in the background with SIGINT and SIGQUIT ignored; after `set -m` they do not, and
-    give everything a group of its own.
+    give everything a group of its own. Where a program has handlers for both, as torchrun does, only its standard input
+    tells: in the background shells open /dev/null for reading, which is not the file that the shell itself has.
     """
-    return not _signals(pid, b"SigIgn:") & INT_AND_QUIT and _stat(pid)[2] == _stat(shell)[2]
+    if _signals(pid, b"SigIgn:") & INT_AND_QUIT or _stat(pid)[2] != _stat(shell)[2]:
+        return False
+    if _signals(pid, b"SigCgt:") & INT_AND_QUIT != INT_AND_QUIT or file_of(pid, 0) != os.devnull:
+        return True
+    return _read(f"/proc/{pid}/fdinfo/0") == _read(f"/proc/{shell}/fdinfo/0")
 
 
 def _children() -> dict[int, list[int]]:
@@ -192,10 +204,8 @@ def _signals(pid: int, field: bytes) -> int:
 
 def _pipe(pid: int, fd: int) -> str:
     """Return the name of the pipe that a process has as a file, nothing where it is none."""
-    with suppress(OSError):
-        name = os.readlink(f"/proc/{pid}/fd/{fd}")
-        return name if name.startswith("pipe:") else ""
-    return ""
+    name = file_of(pid, fd)
+    return name if name.startswith("pipe:") else ""
 
 
 def _read(path: str) -> bytes:

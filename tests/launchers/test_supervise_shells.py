@@ -108,9 +108,11 @@ def test_a_process_of_another_user_below_a_shell():
 
 
 @pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
-def test_a_shell_with_a_trap_is_told_alone(shell):
-    """It hands the signal on itself; two of them make some programs give up at once."""
-    child = "import signal, time; got = []; signal.signal(signal.SIGTERM, lambda *_: got.append(1)); "
+@pytest.mark.parametrize("handled", ["TERM", "TERM, INT, HUP, QUIT"])
+def test_a_shell_with_a_trap_is_told_alone(shell, handled):
+    """It hands the signal on itself; two of them make some programs give up at once, as torchrun with its handlers."""
+    signals = ", ".join(f"signal.SIG{name}" for name in handled.split(", "))
+    child = f"import signal, time; got = []; [signal.signal(s, lambda *_: got.append(1)) for s in ({signals},)]; "
     child += "print('ready', flush=True); [time.sleep(0.05) for _ in iter(lambda: len(got), 1)]; time.sleep(0.3); "
     child += "print(len(got), flush=True)"
     trap = "trap 'sleep 0.1; kill -TERM $p; wait $p; exit 9' TERM"
