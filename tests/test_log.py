@@ -170,6 +170,26 @@ def test_a_reader_who_does_not_read(blocking):
         assert ["read"] == [line["event"] for line in lines(stderr.read())]
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_line_that_is_given_up_halfway(blocking):
+    """The next one is a line of its own; where nothing was torn, there is no empty line."""
+    code = "from trainer_agent import log; log.PATIENCE_S = 0.1; log.configure({}); line = log.get_logger().info; "
+    code += "[line(c * 20000) for c in 'abcde']; print(end='x', flush=True); input(); line('read'); line('on')"
+    read, write = os.pipe()
+    os.set_blocking(write, blocking)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": write}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as program, os.fdopen(read) as stderr:
+        os.close(write)
+        assert b"x" == program.stdout.read(1)
+        held = os.read(stderr.fileno(), 1 << 20).decode()
+        program.communicate(b"\n", timeout=10)
+        *whole, torn, read_, on = (held + stderr.read()).split("\n")[:-1]
+    assert ["a" * 20000, "b" * 20000, "c" * 20000, "read", "on"] == [
+        json.loads(line)["event"] for line in (*whole, read_, on)
+    ]
+    assert '"event": "ddd' in torn
+
+
 def test_rich_is_never_imported(tmp_path):
     """structlog imports rich where it is installed; that costs 40 ms for tracebacks that we do not print."""
     (tmp_path / "rich.py").write_text("raise SystemExit('rich was imported')")

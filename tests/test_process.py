@@ -76,11 +76,11 @@ def test_write_whole():
     os.set_blocking(write, False)
     child = process.spawn([sys.executable, "-c", "print(len(input()), end='')"], env={}, stdin=read, stdout=write)
     os.close(read)
-    assert process.write_whole(write, b"x" * 300_000 + b"\n")
+    assert b"" == process.write_whole(write, b"x" * 300_000 + b"\n")
     assert 0 == child.wait()
-    assert not process.write_whole(write, b"nobody reads it")
+    assert b"nobody reads it" == process.write_whole(write, b"nobody reads it")
     os.close(write)
-    assert not process.write_whole(write, b"there is no such file")
+    assert b"no file" == process.write_whole(write, b"no file")
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -89,17 +89,17 @@ def test_write_whole_where_nobody_reads(blocking):
     read, write = os.pipe()
     os.set_blocking(write, blocking)
     began = time.monotonic()
-    assert not process.write_whole(write, b"x" * 300_000, within_s=0.2)
+    left = len(process.write_whole(write, b"x" * 300_000, within_s=0.2))
     assert 0.2 <= time.monotonic() - began < 2
-    assert process.write_whole(write, b"", within_s=0)
+    assert b"" == process.write_whole(write, b"", within_s=0)
     taken = len(os.read(read, 300_000))
-    assert process.write_whole(write, b"x" * taken, within_s=0)
+    assert 300_000 == taken + left
+    assert b"" == process.write_whole(write, b"x" * taken, within_s=0)
     os.close(read)
-    assert not process.write_whole(write, b"nobody reads it", within_s=0.2)
+    assert b"nobody reads it" == process.write_whole(write, b"nobody reads it", within_s=0.2)
     os.close(write)
 
 
-def test_who_was_stopped():
 SPAWN = "import sys; from trainer_agent.process import spawn; spawn([sys.executable, '-c', sys.argv[1]], env={}).wait()"
 
 
@@ -125,6 +125,7 @@ def test_no_standard_input():
     assert "runs\n" == subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+def test_who_was_stopped():
     """It is said once, and of children alone."""
     child = process.spawn(["sleep", "60"], env={})
     assert not process.was_stopped(child.pid)

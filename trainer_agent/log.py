@@ -94,11 +94,15 @@ class _Unbuffered:
         self.fd = fd
         self.encoding = encoding
         self.patience_s = PATIENCE_S
+        self.torn = False
 
     def write(self, text: str) -> None:
-        """Write all of it, or as much as can be."""
-        data = text.encode(self.encoding, errors="backslashreplace")
-        self.patience_s = PATIENCE_S if write_whole(self.fd, data, within_s=self.patience_s) else 0.0
+        """Write all of it, or as much as can be, on lines of its own."""
+        data = b"\n" * self.torn + text.encode(self.encoding, errors="backslashreplace")
+        left = write_whole(self.fd, data, within_s=self.patience_s)
+        self.patience_s = 0.0 if left else PATIENCE_S
+        if written := data[: len(data) - len(left)]:
+            self.torn = not written.endswith(b"\n")
 
     def flush(self) -> None:
         """There is nothing left."""

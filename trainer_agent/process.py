@@ -220,9 +220,9 @@ def children_left() -> bool:
     return True
 
 
-def write_whole(fd: int, data: bytes, *, within_s: float | None = None) -> bool:
+def write_whole(fd: int, data: bytes, *, within_s: float | None = None) -> bytes:
     """
-    Write all of it, or no more once the kernel refuses: a full disk or a reader that has gone is nobody's end.
+    Write all of it and return what is left, where the kernel refuses: a full disk or a lost reader is nobody's end.
 
     Args:
         within_s: give up after so many seconds, as a reader may never read; without it, wait as a pipe does.
@@ -234,10 +234,10 @@ def write_whole(fd: int, data: bytes, *, within_s: float | None = None) -> bool:
     with suppress(OSError):
         while data:
             if not poll.poll(None if within_s is None else 1000 * max(0.0, deadline - time.monotonic())):
-                return False
+                break
             with suppress(BlockingIOError):  # somebody who has this file, too, wants no waiting
                 data = data[os.write(fd, data[:at_once]) :]
-    return not data
+    return data
 
 
 def kill_descendants(signum: int = signal.SIGKILL) -> None:
