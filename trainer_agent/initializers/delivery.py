@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer_agent.host import Host
+    from trainer_agent.initializers.journal import Saved
     from trainer_agent.initializers.lock import Claim, NoClaim
     from trainer_agent.initializers.order import Order
 
@@ -286,7 +287,7 @@ class Delivery:
         elif saved.identity and has_identity(part, saved.identity):
             self.staged.append(Staged(entry, part, saved.checksum, saved.identity))
             return
-        elif not part.exists():
+        elif not _holds(part, saved):
             saved = None
         self.incoming.append(
             Incoming(
@@ -362,6 +363,15 @@ class Delivery:
         shutil.rmtree(self.order.hidden / PARTS, ignore_errors=True)
         with suppress(OSError):  # the destination may be read-only by now
             (self.order.hidden / JOURNAL).unlink(missing_ok=True)
+
+
+def _holds(part: Path, saved: Saved) -> bool:
+    """Return whether a part is there and as long as what was noted of it: behind its end there would be zeros."""
+    try:
+        size = part.stat().st_size
+    except FileNotFoundError:
+        return False
+    return all(stop <= size for stop, _ in saved.ranges.values())
 
 
 @dataclass(frozen=True)
