@@ -2,29 +2,40 @@
 
 import errno
 import os
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from fetching import BLOCK, MIB, Bounds, Faults, bring, tree
 from memory_source import Memory
 
+from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
-from trainer_agent.initializers import Entry, TransientError
+from trainer_agent.initializers import HIDDEN, Entry, TransientError
 from trainer_agent.initializers.disk import Disk
-from trainer_agent.initializers.incoming import Incoming, VoidError
-from trainer_agent.initializers.journal import Journal
+from trainer_agent.initializers.incoming import PREALLOCATE_BYTES, Incoming, Job, VoidError
+from trainer_agent.initializers.journal import Journal, Saved
 
+LARGE = bytes(PREALLOCATE_BYTES)
 CUT = TransientError("reset", "reset")
 
 
 class Part:
-    """A file of six bytes on its way, in ranges of three; `told` has an item for each time that the disk lost bytes."""
+    """A file on its way, in two ranges; `told` has an item for each time that the disk lost bytes."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, body=b"abcdef", saved=None):
         self.told = []
         self.journal = Journal(directory, uri="memory://test", boot="boot")
         self.disk = Disk(directory, host=Host(), lost=lambda: self.told.append("lost"))
-        self.file = Incoming(Memory({"f": b"abcdef"}), Entry("f", 6, "f"), directory / "part", self.journal, self.disk)
-        self.first, self.second, *_ = self.file.plan(range_bytes=3)
+        source, entry = Memory({"f": body}), Entry("f", len(body), "f")
+        self.file = Incoming(source, entry, directory / "part", self.journal, self.disk, saved=saved)
+        self.first, self.second = (*self.file.plan(range_bytes=len(body) // 2), None)[:2]
+
+    def close(self):
+        """End everything."""
+        self.file.close()
+        self.journal.close()
+        self.disk.close()
 
     @property
     def open(self):
@@ -45,9 +56,7 @@ def part(tmp_path):
     """Return the part of a file."""
     part = Part(tmp_path)
     yield part
-    part.file.close()
-    part.journal.close()
-    part.disk.close()
+    part.close()
 
 
 def test_a_failure_closes_the_part(part):
@@ -157,3 +166,113 @@ def test_a_part_that_cannot_be_closed_at_the_end_counts_as_refused(part):
     part.file.close()
 
     assert ["lost"] == part.told
+
+
+@pytest.fixture
+def large(tmp_path):
+    """Return a function that makes the part of a file that is worth a reserve."""
+    with ExitStack() as stack:
+
+        def make(saved=None):
+            part = stack.enter_context(closing(Part(tmp_path, LARGE, saved)))
+            if not part.disk.together:
+                pytest.skip(f"{tmp_path} is on no local disk: choose one with --basetemp")
+            return part
+
+        yield make
+
+
+def is_reserved(path):
+    """Return whether a file has blocks for all its bytes."""
+    return path.stat().st_blocks * 512 >= len(LARGE)
+
+
+def give_back(path):
+    """Leave the size and no blocks, so that whoever reserves them again can be seen."""
+    os.truncate(path, 0)
+    os.truncate(path, len(LARGE))
+
+
+def test_a_part_is_reserved_when_it_begins(large):
+    """And at no other time: XFS would want as much to be free again, although the blocks are there."""
+    part = large()
+    with pytest.raises(TransientError):
+        part.do(part.first, then=CUT)
+    begun = is_reserved(part.file.part)
+    give_back(part.file.part)
+    part.do(part.second)
+
+    assert (True, False) == (begun, is_reserved(part.file.part))
+
+
+def test_a_part_that_goes_on_is_not_reserved(large, tmp_path):
+    """The attempt before has done so."""
+    (tmp_path / "part").touch()
+    give_back(tmp_path / "part")
+    part = large(Saved("", len(LARGE), ranges={0: (1, None)}))
+    part.do(part.first)
+
+    assert not is_reserved(part.file.part)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["open", "closed"])
+def test_a_part_that_begins_anew_is_reserved_anew(large, held):
+    """Its space was given back with what was in it."""
+    part = large()
+    part.do(part.first)
+    if not held:
+        part.file._close()
+    (job,) = part.file.start_again(range_bytes=None)
+    part.do(job)
+
+    assert is_reserved(part.file.part)
+
+
+@pytest.mark.parametrize("at", [15 * MIB, 20 * MIB], ids=["of two ranges one", "all"])
+def test_what_somebody_has_cut_off_a_part_is_fetched_again(tmp_path, at):
+    """Zeros would take its place, and what was noted of it would prove them."""
+    body = BLOCK * 20
+    first = Memory({"f": body}, hook=Faults(("f", at, FatalError("ended", "ended"))))
+    first.checksum = lambda entry: first.hook(entry.path, entry.size) or ""
+    with pytest.raises(FatalError, match="ended"):
+        bring(first, tmp_path, bounds=Bounds(streams=1))
+    (part,) = (tmp_path / HIDDEN / "parts").iterdir()
+    os.truncate(part, MIB)
+    bring(Memory({"f": body}), tmp_path)
+
+    assert {"f": body} == tree(tmp_path)
+
+
+class Late:
+    """A lock before which something happens, once."""
+
+    def __init__(self, lock, happens):
+        self.lock = lock
+        self.happens = [happens]
+
+    def __enter__(self):
+        while self.happens:
+            self.happens.pop()()
+        self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
+def test_whoever_leaves_last_closes_what_another_has_made_whole(part):
+    """However shortly before."""
+
+    def finish():
+        part.file.write(part.second, b"def")
+        done.append(part.file.range_done(part.second))
+        second.close()
+
+    done = [part.file.settle(Job(part.file, part.file.round))]
+    second = ExitStack()
+    second.enter_context(part.file.opened(part.second))
+    with part.file.opened(part.first):
+        part.file.write(part.first, b"abc")
+        done.append(part.file.range_done(part.first))
+        part.file._lock = Late(part.file._lock, finish)
+
+    assert ([False, False, True], 0) == (done, part.open)

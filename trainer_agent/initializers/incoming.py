@@ -130,7 +130,6 @@ class Incoming:
             self._keep = bool(saved)
             if self._fd >= 0:
                 os.ftruncate(self._fd, 0)
-                self._keep = True
             self._proof = choose(self.wanted or UNASKED, self.entry.size, saved) if self.verify else Unproved()
             step = self.entry.size if range_bytes is None else min(range_bytes, self._proof.range_bytes)
             pairs = _gaps(self.entry.size, max(1, step), saved)
@@ -151,19 +150,19 @@ class Incoming:
             VoidError: the job came too late.
             OSError: it cannot be opened, or what was written is refused when it is closed.
         """
-        fresh = self._enter(job)
+        empty = self._enter(job)
         try:
-            if fresh and self.entry.size >= PREALLOCATE_BYTES:
+            if empty and self.entry.size >= PREALLOCATE_BYTES:
                 _reserve(self._fd, self.entry.size)
             yield
         except OSError:
             with suppress(OSError):  # the first one says more
-                self._leave(close=True)
+                self._leave(failed=True)
             raise
         except BaseException:
-            self._leave(close=True)
+            self._leave(failed=True)
             raise
-        self._leave(close=not self._left)
+        self._leave(failed=False)
 
     def write(self, job: Range, piece: bytes | memoryview) -> None:
         """Put the next piece of a range in its place, up to where another stream has taken over."""
@@ -232,22 +231,23 @@ class Incoming:
             self._close()
 
     def _enter(self, job: Job) -> bool:
-        """Take note of a job that uses the part; return whether it had to be opened."""
+        """Take note of a job that uses the part; return whether nothing is there yet, nor space reserved."""
         with self._lock:
             if job.void:
                 raise VoidError
-            fresh = self._fd < 0
-            if fresh:
+            empty = not self._keep
+            if self._fd < 0:
                 # A part that counts and is gone must not become a new one, full of zeros.
-                new = 0 if self._keep else os.O_CREAT | os.O_TRUNC
+                new = os.O_CREAT | os.O_TRUNC if empty else 0
                 self._fd = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o644)
-                self._keep = True
+            self._keep = True
             self._inside += 1
-        return fresh
+        return empty
 
-    def _leave(self, *, close: bool) -> None:
+    def _leave(self, *, failed: bool) -> None:
         with self._lock:
             self._inside -= 1
+            close = failed or not self._left
         if close:
             self._close()
 
