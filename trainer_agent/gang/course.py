@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 AFTER_FAILURE_S = 2.0
 LATE_S = 3.0  # for a report to arrive after the deadline of its task
 SHOWN = 16  # missing nodes on the board
+# So often the agent of a node may give way to a younger one at work, and all begins anew; one that is started again and
+# again holds nobody up.
+REPLACED = 3
 
 T = TypeVar("T")
 Turns = Generator[None, None, T]
@@ -84,6 +87,10 @@ class Lost(Exception):  # noqa: N818  # an outcome, no error
     """Nodes that had come have gone."""
 
 
+class Replaced(Exception):  # noqa: N818  # an outcome, no error
+    """A node's agent has given way to a younger one while it was at work: what came of that tells nothing."""
+
+
 class Course:
     """
     What rank 0 has in hand.
@@ -104,12 +111,16 @@ class Course:
         self.posted = 0.0
         self.reports: dict[int, dict[str, Any]] = {}
         self.first_failure: float | None = None
+        self.replaced: list[int] = []
+        self.void = False
 
     def hear(self, said: dict[str, Any], *, now: float, wall: float) -> None:
         """Take in what a node says."""
         self.now = now
         if said["kind"] == "hello":
-            self.roll.hello(said, now=now, wall=wall)
+            if self.roll.hello(said, now=now, wall=wall) and self.task:
+                self.replaced.append(said["rank"])
+                self.void |= self.replaced.count(said["rank"]) <= REPLACED
         elif self.task and said.get("task") == self.task["id"]:
             self.reports[said["rank"]] = said | {"after_s": now - self.posted}
             if not said.get("ok", True) and self.first_failure is None:
@@ -174,11 +185,13 @@ class Course:
         self.reports, self.first_failure = {}, None
 
     def until(self, done: Callable[[], bool], deadline: float) -> Turns[None]:
-        """Let time pass until something is so, or until `deadline`; stop when nodes are lost."""
+        """Let time pass until something is so, or until `deadline`; stop when nodes are lost, or replaced at work."""
 
         def lost_or_done() -> bool:
             if self.roll.lose(self.now):
                 raise Lost
+            if self.void:
+                raise Replaced
             return done()
 
         yield from self.wait(lost_or_done, deadline)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import Severity
 from trainer_agent.gang import absent, compare, rates, rules
-from trainer_agent.gang.course import SHOWN, Concluded, Course, Lost
+from trainer_agent.gang.course import SHOWN, Concluded, Course, Lost, Replaced
 from trainer_agent.gang.localise import Localiser
 from trainer_agent.gang.meetings import SHM_PER_RANK, died, misconfigured, problem, short_of_shm, timings
-from trainer_agent.gang.verdict import Charge, section
+from trainer_agent.gang.verdict import Charge, Minutes, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,9 @@ class Leader(Course):
 
     def _events(self) -> Turns[None]:
         try:
-            yield from self._phases()
+            while not (yield from self._is_over()):
+                self.minutes = Minutes(phases=self.minutes.phases)
+                self.begin("roll-call")
         except Lost:
             yield from absent.gone(self)
         except Concluded:
@@ -72,6 +74,15 @@ class Leader(Course):
         nodes = [self._row(node, first) for node in self.roll.all]
         plan = self.plan
         self.verdict = section(self.minutes, nodes, nnodes=plan.nnodes, attempt=plan.attempt, epoch=1, written_by=0)
+
+    def _is_over(self) -> Turns[bool]:
+        """Go through all phases; return whether they count."""
+        try:
+            yield from self._phases()
+        except Replaced:
+            self.task, self.void = None, False
+            return False
+        return True
 
     def _phases(self) -> Turns[None]:
         yield from self._roll_call()

@@ -63,9 +63,9 @@ class Roll:
         self.nodes = {rank: Node(rank) for rank in range(nnodes)}
         self.others: dict[int, Node] = {}
 
-    def hello(self, said: dict[str, Any], *, now: float, wall: float) -> None:
+    def hello(self, said: dict[str, Any], *, now: float, wall: float) -> bool:
         """
-        Take down a node that comes; of two with one rank the younger counts.
+        Take down a node that comes; of two with one rank the younger counts. Return whether it takes another's place.
 
         Args:
             now, wall: of rank 0, monotonic and seconds since 1970. What the node says of clocks is a comparison as NTP
@@ -75,11 +75,12 @@ class Roll:
         book = self.nodes if rank in self.nodes else self.others
         before = book.get(rank)
         if before and before.hello and before.hello["born"] > said["born"]:
-            return
+            return False
         there, back = wall - said["now"], said["sent"] - said["heard"]
         # One way may have taken all of the time that both took.
         offset_s, doubt_s = round(-(there + back) / 2, 3), max(0.0, (there - back) / 2)
         book[rank] = Node(rank, said, arrived=now, beat_at=now, offset_s=offset_s, doubt_s=doubt_s)
+        return bool(before and before.hello and before.hello["born"] < said["born"])
 
     def beats(self, signs: Mapping[int, str], now: float) -> None:
         """Take down signs of life, by rank."""
