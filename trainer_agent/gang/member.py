@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = "3"
 # Who is here changes with each node that comes, and is for people to read and for nodes that lose rank 0.
-SHOW_S, SHOWN = 1.0, {"here", "missing", "doors"}
+SHOW_S, LEISURELY = 1.0, {"here", "missing", "doors"}
 AT_ONCE = 256  # keys in one request: what thousands of nodes say would be more than is answered in time
 
 
@@ -320,7 +320,7 @@ class Chair:
     def _write(self, now: float) -> None:
         board = self.leader.board
         changed = {name for name in board if name not in self.board or board[name] != self.board[name]}
-        if changed - SHOWN or (changed and now >= self.board_at + SHOW_S):
+        if changed - LEISURELY or (changed and now >= self.board_at + SHOW_S):
             self.board, self.board_at = board, now
             self.store.set("board", json.dumps(board))
             self.store.add("version", 1)
