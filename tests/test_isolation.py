@@ -160,13 +160,13 @@ def test_side_by_side():
     """Many waits take about as long as the longest, and the answers keep their order."""
 
     def wait(index):
-        select.select([], [], [], 0.3)
+        select.select([], [], [], 0.5)
         return index
 
     began = time.monotonic()
     answers = run_all([(lambda i=i: wait(i), 30.0) for i in range(10)])
     assert list(range(10)) == [a.value for a in answers]
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 4.0  # one after the other, 5
 
 
 def test_one_of_many_fails():
