@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,15 @@ def running(script, tmp_path, *, programs, shell=("bash", "-c")):
     fifo = os.open(tmp_path / "told", os.O_RDWR)  # so that it has no end between two of them
     settings = {"start_new_session": True, "stdin": subprocess.DEVNULL}
     with os.fdopen(fifo) as told, subprocess.Popen(words, **settings) as started:
+        pids = {}
         try:
-            yield started.pid, dict(told.readline().split() for _ in range(programs))
+            pids |= dict(told.readline().split() for _ in range(programs))
+            yield started.pid, pids
         finally:
             os.killpg(started.pid, signal.SIGKILL)
+            for pid in pids.values():  # which may have a group of its own
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             (tmp_path / "told").unlink()
 
 
