@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -148,24 +149,31 @@ def test_a_file_that_wants_no_waiting():
     assert 0 == slow.returncode
 
 
-@pytest.mark.parametrize("blocking", [True, False])
-def test_a_reader_who_does_not_read(blocking):
-    """He is waited for once, whatever else there is to say, and again after he has read."""
-    code = "import time; from trainer_agent import log; log.configure({}); line = log.get_logger().info; "
-    code += "[line('x' * 4000) for _ in range(30)]; print(end='x', flush=True); input(); line('read'); print(end='y')"
+@contextmanager
+def unread(code, *, blocking):
+    """Run a program whose standard error has a pipe that nobody reads; yield it, and the pipe's other end."""
     read, write = os.pipe()
     os.set_blocking(write, blocking)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": write}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as program, os.fdopen(read) as stderr:
         os.close(write)
         try:
-            assert [program.stdout] == select.select([program.stdout], [], [], 10)[0]
-            held = os.read(stderr.fileno(), 1 << 20)
-            program.stdin.write(b"\n")
-            program.stdin.close()
-            assert b"xy" == program.stdout.read()
+            yield program, stderr
         finally:
             program.kill()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_who_does_not_read(blocking):
+    """He is waited for once, whatever else there is to say, and again after he has read."""
+    code = "import time; from trainer_agent import log; log.configure({}); line = log.get_logger().info; "
+    code += "[line('x' * 4000) for _ in range(30)]; print(end='x', flush=True); input(); line('read'); print(end='y')"
+    with unread(code, blocking=blocking) as (program, stderr):
+        assert [program.stdout] == select.select([program.stdout], [], [], 10)[0]
+        held = os.read(stderr.fileno(), 1 << 20)
+        program.stdin.write(b"\n")
+        program.stdin.close()
+        assert b"xy" == program.stdout.read()
         assert {"x" * 4000} == {line["event"] for line in lines(held.decode())}
         assert ["read"] == [line["event"] for line in lines(stderr.read())]
 
@@ -175,11 +183,7 @@ def test_a_line_that_is_given_up_halfway(blocking):
     """The next one is a line of its own; where nothing was torn, there is no empty line."""
     code = "from trainer_agent import log; log.PATIENCE_S = 0.1; log.configure({}); line = log.get_logger().info; "
     code += "[line(c * 20000) for c in 'abcde']; print(end='x', flush=True); input(); line('read'); line('on')"
-    read, write = os.pipe()
-    os.set_blocking(write, blocking)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": write}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as program, os.fdopen(read) as stderr:
-        os.close(write)
+    with unread(code, blocking=blocking) as (program, stderr):
         assert b"x" == program.stdout.read(1)
         held = os.read(stderr.fileno(), 1 << 20).decode()
         program.communicate(b"\n", timeout=10)
