@@ -306,6 +306,11 @@ class Gang:
         return row | {"error": "RuntimeError", "text": "Connection closed by peer"}
 
 
+def outcome(gang):
+    """Return the verdict, and the codes of what was found."""
+    return gang.leader.verdict["verdict"], gang.codes()
+
+
 def plain_json(value):
     """Return whether a value is JSON and nothing else: it comes back as it went."""
     return json.loads(json.dumps(value, allow_nan=False)) == value

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import BEGAN, STEP_S, Gang, failed_local, hello, plain_json, plan
+from simulated import BEGAN, STEP_S, Gang, failed_local, hello, outcome, plain_json, plan
 
 from preflight_checks.probes import probe_collective
 from trainer_agent.errors import Severity
@@ -25,10 +25,6 @@ def run(nodes, changes=None, **planned):
     gang = Gang(nodes, changes=changes, **planned)
     gang.run()
     return gang
-
-
-def outcome(gang):
-    return gang.leader.verdict["verdict"], gang.codes()
 
 
 def rows(gang, rank=0):

@@ -1,7 +1,7 @@
 """Agents that give way to younger ones with their rank, as where a pod was replaced."""
 
 import pytest
-from simulated import BEGAN, Gang, failed_local
+from simulated import BEGAN, Gang, failed_local, outcome
 
 from trainer_agent.gang.course import REPLACED
 
@@ -11,7 +11,7 @@ def test_of_two_agents_with_one_rank_the_younger_takes_part():
     older, younger = gang.pods[1], gang.rejoin(1, born=BEGAN + 1)
     gang.run()
 
-    assert (gang.leader.verdict["verdict"], gang.codes()) == ("pass", [])
+    assert outcome(gang) == ("pass", [])
     assert ("rank-taken", None) == (older.error.code, older.verdict)
     assert gang.leader.verdict == younger.verdict
 
@@ -29,7 +29,7 @@ def test_an_agent_that_gives_way_at_work_is_no_fault(at, says, expected):
     gang.pods[1].fault = ""
     gang.run()
 
-    assert expected == (gang.leader.verdict["verdict"], gang.codes())
+    assert expected == outcome(gang)
     assert ("rank-taken", None) == (gang.pods[1].error.code, gang.pods[1].verdict)
 
 
@@ -42,5 +42,5 @@ def test_an_agent_that_gives_way_again_and_again_holds_nobody_up():
         gang.step()
     gang.run()
 
-    assert (gang.leader.verdict["verdict"], gang.codes()) == ("retry", [("collective-node-failed", (1,))])
+    assert outcome(gang) == ("retry", [("collective-node-failed", (1,))])
     assert 1 + REPLACED == gang.kinds.count("all")
