@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SUPERVISE = "TRAINER_AGENT_LAUNCH_SUPERVISE"
 FIRST = (0, "static")
 WAITING = 4096  # connections that the kernel may hold: nobody takes them
-ASKING = ("--help", "-h", "-help", "--version", "-V", "-version")  # of mpirun
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -54,7 +53,7 @@ def trains(words: Sequence[str], environ: Mapping[str, str]) -> bool:
         return given.trains
     if not is_mpi(words, environ):
         return False
-    from trainer_agent.mpi.words import parse
+    from trainer_agent.mpi.words import ASKING, parse
 
     asked = parse(words)
     return asked.unknown not in ASKING and all(part.command for part in asked.parts)

@@ -26,7 +26,7 @@ OTHERS = ("horovodrun", "deepspeed")
 # One of these on every rank would be too many.
 STARTERS = (*PROGRAMS, *OTHERS)
 # In a script these start nothing; it may only want to know what there is.
-QUESTIONS = ("--version", "-version", "-V", "--help", "-help", "-h", "--check-build")
+QUESTIONS = (*words.ASKING, "--check-build")
 # What may stand before a command, with options of its own: programs, and words of shells.
 PREFIXES = {
     *("env", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf", "unbuffer", "numactl", "taskset", "strace"),

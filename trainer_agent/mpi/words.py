@@ -10,6 +10,7 @@ from trainer_agent.env import whole_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+ASKING = ("--help", "-h", "-help", "--version", "-V", "-version")  # starts no program
 HOSTFILES = ("hostfile", "machinefile", "default-hostfile", "f")
 COUNTS = ("n", "np", "c")
 # Whoever gives one of these says himself which hosts get how many ranks.
