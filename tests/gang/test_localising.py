@@ -98,6 +98,25 @@ def test_a_link_that_is_cut_never_accuses_a_node(nodes, data):
     assert gang.codes() in ([("collective-link-failed", pair)], [("collective-failed", tuple(range(nodes)))])
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_a_link_that_is_cut_is_named_where_rates_vary_widely(nodes, noise):
+    """Its nodes are not accused for having been slow with others, too."""
+    for seed in range(8):
+        gang = run(nodes, cut=[(1, 2)], noise=noise, seed=seed)
+
+        assert ("collective-link-failed", (1, 2)) in gang.codes()
+        assert set() == gang.culprits()
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_a_very_slow_node_explains_that_some_give_it_up(nodes):
+    """It is slow with most, and too slow for one of them."""
+    gang = run(nodes, {2: {"speed": 0.1}}, cut=[(1, 2)])
+
+    assert [("straggler", (2,))] == gang.codes()
+
+
 def test_rounds_that_take_long_come_to_an_end():
     """A link takes four that fail and eight others; what is open after the time of six that fail is undetermined."""
     took, longest = 6.0, 10.0 + LATE_S

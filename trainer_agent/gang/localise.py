@@ -9,17 +9,17 @@ from trainer_agent.errors import Severity
 from trainer_agent.gang import rules, speeds
 from trainer_agent.gang.compare import hosts
 from trainer_agent.gang.course import LATE_S
-from trainer_agent.gang.meetings import Round, Rounds, problem
+from trainer_agent.gang.meetings import SLOW, Round, Rounds, problem
 from trainer_agent.gang.pairs import blame, next_round
 from trainer_agent.gang.verdict import RAIL, Charge
 from trainer_agent.policy import Suspect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trainer_agent.gang.course import Turns, Work
     from trainer_agent.gang.leader import Leader
-    from trainer_agent.gang.pairs import Blame, Meeting
+    from trainer_agent.gang.pairs import Meeting
 
 # With three nodes each has to meet both others before anybody can be compared.
 FEW, ROUNDS_OF_FEW = 3, 3
@@ -57,28 +57,40 @@ class Localiser:
             leader.begin("localisation")
         elif len(ranks) == 2:  # they have just met
             self._take_down([(ranks[0], ranks[1])])
-        meetings = self.rounds.meetings()
-        while self._goes_on(len(ranks), meetings):
-            pairs = next_round(ranks, meetings, seed=leader.plan.seed)
+        while self._goes_on(len(ranks)):
+            pairs = next_round(ranks, self._unexplained(), seed=leader.plan.seed)
             if not pairs:
                 break
             yield from self._meet(pairs)
-            meetings = self.rounds.meetings()
-            if leader.phase != "localisation" and _failed(meetings):
+            if leader.phase != "localisation" and _failed(self.rounds.all()):
                 leader.begin("localisation")
         leader.minutes.pairs = self.rounds.rows()
-        found = blame(meetings)
-        self._charge(found)
-        yield from self._devices(found.nodes, ranks, meetings)
+        yield from self._devices(self._charge(), ranks)
 
-    def _goes_on(self, count: int, meetings: Sequence[Meeting]) -> bool:
+    def _goes_on(self, count: int) -> bool:
         plan = self.leader.plan
         if self.leader.now - self.began > ENOUGH * (plan.pair.timeout_s + LATE_S):
             return False
         wanted = plan.screen if count > FEW else min(plan.screen, 1) * ROUNDS_OF_FEW
         if count == 2 and not self.trouble:
             return False
-        return bool(self.trouble) or _failed(meetings) or len(self.rounds.done) < wanted
+        return bool(self.trouble) or _failed(self.rounds.all()) or len(self.rounds.done) < wanted
+
+    def _unexplained(self) -> list[Meeting]:
+        """
+        Return the meetings that the next round is to explain: who fails comes before who is slow.
+
+        One reason does not make the other more probable: a node that lost a partner, and was slow with two others as
+        the machines were busy, has not failed three times. But what a very slow node does may take until a deadline.
+        """
+        meetings, slow = self.rounds.meetings(), _bad(self._slow())
+        others = [meeting for meeting in meetings if not slow & {meeting.a, meeting.b}]
+        return meetings if _failed(others) else self.rounds.all()
+
+    def _slow(self) -> list[speeds.Straggler]:
+        """Return the nodes that are slow; one that is so now and then has no fault."""
+        accused = blame(self.rounds.timed()).nodes
+        return [each for each in speeds.stragglers(self.rounds.rates(), self.rounds.hosts) if each.node in accused]
 
     def _meet(self, pairs: Sequence[tuple[int, int]]) -> Turns[None]:
         yield from self.leader.run_task("pairs", self._work(), pairs=[list(pair) for pair in pairs])
@@ -98,42 +110,53 @@ class Localiser:
         least = max(LEAST_S[self.leader.plan.backend], PATIENCE * self.longest)
         return replace(work, timeout_s=min(work.timeout_s, least)) if self.longest else work
 
-    def _charge(self, found: Blame) -> None:
-        leader = self.leader
-        slow = {straggler.node: straggler for straggler in speeds.stragglers(self.rounds.rates(), self.rounds.hosts)}
+    def _charge(self) -> list[int]:
+        """Write down who is at fault; return those nodes."""
+        found, slow = blame(self.rounds.meetings()), self._slow()
+        well = {node.rank for node in self.leader.roll.here} - set(found.nodes)
         for node in found.nodes:
-            rows = [row for row in leader.minutes.pairs if node in (row["a"], row["b"])]
-            failures = [row for row in rows if not row["passed"]]
-            own = [row for row in failures if not {row["a"], row["b"]} <= set(found.nodes)] or failures
-            broken = [row for row in own if row["why"] != "slow"]
-            if not broken:
-                if node in slow:  # else it is slow now and then, which is no fault
-                    self._slow(slow[node])
-                continue
-            share = f"{len(failures)} of {len(rows)} tests with others"
-            text = f"{leader.roll.name(node)} failed in {share}: {broken[0]['why']}"
-            leader.charge("collective", rules.NODE_FAULT, text, culprits=(node,), trouble=self.trouble)
-            self.found = True
-        for a, b in found.links:
-            why = next(row["why"] for row in leader.minutes.pairs if (row["a"], row["b"]) == (a, b))
-            text = f"{leader.roll.names([a, b])} always fail with each other, and with nobody else: {why}"
-            severity = Severity.WARNING if why == "slow" else Severity.ERROR
-            leader.link("collective", rules.LINK_FAULT, (a, b), text, severity=severity)
-            self.found |= severity is Severity.ERROR
-        self._undetermined(found)
+            self._broken(node, well)
+        slow = [each for each in slow if each.node not in found.nodes]
+        for each in slow:
+            self._straggler(each)
+        for link in blame(self.rounds.timed()).links:
+            self._link(link, SLOW, Severity.WARNING)
+        left = _bad(slow)  # what a very slow node explains is no riddle
+        for link in found.links:
+            if not left & set(link):
+                self._link(link, self._failures(set(link))[0]["why"], Severity.ERROR)
+        self._undetermined([pair for pair in found.undetermined if not left & set(pair)])
+        return sorted([*found.nodes, *(each.node for each in slow)])
 
-    def _undetermined(self, found: Blame) -> None:
+    def _failures(self, nodes: set[int]) -> list[dict[str, Any]]:
+        """Return the rows of tests between some nodes that went wrong, however fast."""
+        rows = self.leader.minutes.pairs
+        return [row for row in rows if {row["a"], row["b"]} <= nodes and row["why"] not in ("", SLOW)]
+
+    def _broken(self, node: int, others: set[int]) -> None:
+        """Accuse a node, by what it did with `others`, which are not accused; else by what it did with anybody."""
+        leader = self.leader
+        mine = [row for row in leader.minutes.pairs if node in (row["a"], row["b"])]
+        failures = [row for row in mine if row["why"] not in ("", SLOW)]
+        first = next((row for row in failures if {row["a"], row["b"]} & others), failures[0])
+        text = f"{leader.roll.name(node)} failed in {len(failures)} of {len(mine)} tests with others: {first['why']}"
+        leader.charge("collective", rules.NODE_FAULT, text, culprits=(node,), trouble=self.trouble)
+        self.found = True
+
+    def _link(self, pair: tuple[int, int], why: str, severity: Severity) -> None:
+        text = f"{self.leader.roll.names(pair)} always fail with each other, and with nobody else: {why}"
+        self.leader.link("collective", rules.LINK_FAULT, pair, text, severity=severity)
+        self.found |= severity is Severity.ERROR
+
+    def _undetermined(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Write down what nobody can tell: pairs that share a node are one riddle."""
-        for riddle in _joined(found.undetermined):
-            pairs = [row for row in self.leader.minutes.pairs if {row["a"], row["b"]} <= riddle and not row["passed"]]
-            if all(row["why"] == "slow" for row in pairs):
-                continue  # slow now and then is no fault
-            names = self.leader.roll.names(sorted(riddle))
-            text = f"one of {names}, or what is between them: {pairs[0]['why']}"
-            self.leader.charge("collective", rules.UNDETERMINED, text, between=tuple(sorted(riddle)), failed=len(pairs))
+        for riddle in _joined(pairs):
+            rows = self._failures(riddle)
+            text = f"one of {self.leader.roll.names(sorted(riddle))}, or what is between them: {rows[0]['why']}"
+            self.leader.charge("collective", rules.UNDETERMINED, text, between=tuple(sorted(riddle)), failed=len(rows))
             self.found = True
 
-    def _slow(self, one: speeds.Straggler) -> None:
+    def _straggler(self, one: speeds.Straggler) -> None:
         error = one.severity is Severity.ERROR
         limit = speeds.BAD if error else speeds.PASS
         usual = one.best_gbps / one.ratio if one.ratio else 0.0
@@ -146,12 +169,12 @@ class Localiser:
         self.leader.charge("collective", rule, text, culprits=culprits, ratio=round(one.ratio, 4), node=one.node)
         self.found |= error
 
-    def _devices(self, nodes: Sequence[int], ranks: Sequence[int], meetings: Sequence[Meeting]) -> Turns[None]:
+    def _devices(self, nodes: Sequence[int], ranks: Sequence[int]) -> Turns[None]:
         """Find out which rail of a node at fault it is, where only some fail."""
         plan = self.leader.plan
         if plan.per_node < 2 or not nodes:
             return
-        others = [m for m in meetings if m.a not in nodes and m.b not in nodes]
+        others = [m for m in self.rounds.all() if m.a not in nodes and m.b not in nodes]
         failed = {rank for m in others if not m.passed for rank in (m.a, m.b)}
         partners = [rank for rank in ranks if rank not in failed and rank not in nodes]
         pairs = list(zip(nodes, partners, strict=False))
@@ -176,6 +199,11 @@ class Localiser:
 
 def _failed(meetings: Sequence[Meeting]) -> bool:
     return any(not meeting.passed for meeting in meetings)
+
+
+def _bad(slow: Iterable[speeds.Straggler]) -> set[int]:
+    """Return the nodes that are too slow to work with."""
+    return {each.node for each in slow if each.severity is Severity.ERROR}
 
 
 def _rails(reports: Mapping[int, Mapping[str, Any]], node: int, partner: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.gang.pairs import Meeting
@@ -20,6 +20,8 @@ CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
 SHM_PER_RANK = 64 << 20
 # How ranks end that lost their peer: torchrun ends them, or a library of theirs gives up.
 AFTERMATH = (-signal.SIGTERM, -signal.SIGABRT)
+
+SLOW = "slow"  # why a meeting failed in which nothing else went wrong
 
 Reports = dict[int, dict[str, Any]]
 
@@ -52,13 +54,19 @@ class Rounds:
         return found
 
     def meetings(self) -> list[Meeting]:
-        """Return one meeting for each pair of each round: right in time, and fast enough."""
+        """Return one meeting for each pair of each round: right and in time, however fast."""
+        return [Meeting(a, b, one.number, not problem(one.reports, (a, b))) for one in self.done for a, b in one.pairs]
+
+    def timed(self) -> list[Meeting]:
+        """Return one meeting for each that was right, in time and measured: fast enough."""
         fast = {(m.a, m.b, m.round): m.passed for m in judge(self.rates(), self.hosts).meetings}
-        return [
-            Meeting(a, b, one.number, not problem(one.reports, (a, b)) and fast.get((a, b, one.number), True))
-            for one in self.done
-            for a, b in one.pairs
-        ]
+        right = [(m.a, m.b, m.round) for m in self.meetings() if m.passed]
+        return [Meeting(*key, fast[key]) for key in right if key in fast]
+
+    def all(self) -> list[Meeting]:
+        """Return one meeting for each pair of each round: right, in time, and fast enough where that was measured."""
+        slow = {(m.a, m.b, m.round) for m in self.timed() if not m.passed}
+        return [replace(m, passed=m.passed and (m.a, m.b, m.round) not in slow) for m in self.meetings()]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the part `pairs` of the report."""
@@ -72,13 +80,13 @@ class Rounds:
                 "gbps": round(gbps, 4) if (gbps := rates.get((m.a, m.b, m.round))) is not None else None,
                 "why": "" if m.passed else self.why(m),
             }
-            for m in self.meetings()
+            for m in self.all()
         ]
 
     def why(self, meeting: Meeting) -> str:
         """Return why a meeting failed."""
         reports = next(one.reports for one in self.done if one.number == meeting.round)
-        return problem(reports, (meeting.a, meeting.b)) or "slow"
+        return problem(reports, (meeting.a, meeting.b)) or SLOW
 
 
 def problem(reports: Mapping[int, Mapping[str, Any]], nodes: Iterable[int]) -> str:
