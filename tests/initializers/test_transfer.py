@@ -1,6 +1,7 @@
 """What a transfer costs, and whom it blames."""
 
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,3 +89,12 @@ def test_a_file_that_cannot_begin_anew_is_its_destinations_fault(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert "destination-not-writable" == caught.value.code
+
+
+def test_a_file_that_cannot_be_planned_ends_the_transfer_at_once(tmp_path, monkeypatch):
+    """A library does not fit the image."""
+    for name in ("awscrt", "awscrt.checksums"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(ImportError, match="awscrt"):
+        bring(Memory({"f": BLOCK}), tmp_path, bounds=Bounds(streams=2, timeout_s=20))

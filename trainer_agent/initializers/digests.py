@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ CRCS = {"crc32": 8, "crc32c": 8, "crc64nvme": 16}
 
 
 def load() -> None:
-    """Load the library of the CRCs, which takes 0.03 s."""
-    import awscrt.checksums  # noqa: F401
+    """Load the library of the CRCs beforehand, which takes 0.03 s; whoever needs it learns why it cannot be."""
+    with suppress(ImportError):
+        import awscrt.checksums  # noqa: F401
 
 
 def combinable(checksum: str) -> bool:

@@ -128,15 +128,17 @@ class Transfer:
 
     def _work(self) -> None:
         """Do jobs until there are none."""
-        while (job := self._next()) is not None:
-            try:
-                self._attempt(job)
-            except BaseException as error:  # noqa: BLE001  # whatever it is, `run` raises it
-                self._fail(error)
-            with self._changed:
-                self._running.discard(job)
-                if self._stopping:
-                    self._changed.notify_all()
+        try:
+            while (job := self._next()) is not None:
+                try:
+                    self._attempt(job)
+                finally:
+                    with self._changed:
+                        self._running.discard(job)
+                        if self._stopping:
+                            self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `run` raises it
+            self._fail(error)
 
     def _attempt(self, job: Job) -> None:
         """Do one job, or put it back."""
