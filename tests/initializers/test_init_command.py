@@ -238,3 +238,14 @@ def test_nothing_to_fetch_is_an_error(args, event):
     code, log, _ = run(*args, env={})
 
     assert (code, log[-1]["event"]) == (30, event)
+
+
+@pytest.mark.parametrize("secret", ["wJalrXUtnFEMIK7MDENG", "wJalrXUtnFEMI/K7MDENG"])
+def test_keys_in_a_uri_are_refused_and_never_shown(tmp_path, secret):
+    uri = f"s3://AKIAIOSFODNN7:{secret}@bucket/prefix"
+
+    done = started("dataset", "--storage-uri", uri, "--output-path", str(tmp_path), env={})
+
+    assert 30 == done.returncode
+    assert "STORAGE_URI='s3://***@bucket/prefix' holds a user or a password" in done.stderr
+    assert not any(part in done.stdout + done.stderr for part in secret.split("/"))

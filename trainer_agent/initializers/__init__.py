@@ -168,6 +168,7 @@ def open_source(
 
 def shown_uri(uri: str) -> str:
     """Return a URI without what may be secret: user and password before an `@`, and a query where it is not a name."""
-    if uri.partition("://")[0] not in SOURCES | SERVICES:  # whose names may hold an `@` and a `?`
-        uri = re.sub(r"//[^/]*@", "//***@", re.split(r"[?#]", uri, maxsplit=1)[0], count=1)
-    return re.sub(r"//[^/]*:[^/]*@", "//***@", uri, count=1)
+    if uri.partition("://")[0] in SOURCES | SERVICES:  # whose names may hold an `@` and a `?`
+        return re.sub(r"://[^/]*:.*@", "://***@", uri, count=1)  # half of S3's secret keys hold a slash
+    uri = re.sub(r"//[^/]*@", "//***@", re.split(r"[?#]", uri, maxsplit=1)[0], count=1)
+    return re.sub(r"://[^/]*:(?!\d+/).*@", "://***@", uri, count=1)
