@@ -316,3 +316,17 @@ def test_what_was_left_whole_must_still_match_a_list_that_is_given_now(tmp_path)
         bring(Memory({"f": b"abc", "last": b"l"}), tmp_path, checksums={"f": sha256(b"other")})
 
     assert (caught.value.code, tree(tmp_path)) == ("checksum-differs", {})
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_only_its_size_proved_is_fetched_again_for_more_proof(tmp_path, listed):
+    """It was left whole, and damaged, by an attempt that was told not to look."""
+    files = {"f": b"abc", "last": b"l"}
+    last = Faults(("f", 0, b"abd"), ("last", 0, FatalError("stop", "stop")))
+    with pytest.raises(FatalError):
+        bring(Memory(files, hook=last), tmp_path, bounds=Bounds(streams=1, timeout_s=60), verify="size")
+
+    known = {path: sha256(body) for path, body in files.items()}
+    bring(Memory(files, checksums={} if listed else known), tmp_path, checksums=known if listed else {})
+
+    assert files == tree(tmp_path)

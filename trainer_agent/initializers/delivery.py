@@ -278,17 +278,14 @@ class Delivery:
         """Decide how to get one file."""
         self.kept.pop(entry.path, None)
         part = self.order.hidden / PARTS / part_name(entry.path, entry.version)
-        saved = self.journal.saved.get(entry.path)
-        if saved is None or not saved.is_of(entry) or self._contradicts(entry, saved.checksum):
-            saved = None
-        elif saved.identity and has_identity(self.order.destination / entry.path, saved.identity):
-            self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
-            return
-        elif saved.identity and has_identity(part, saved.identity):
-            self.staged.append(Staged(entry, part, saved.checksum, saved.identity))
-            return
-        elif not _holds(part, saved):
-            saved = None
+        saved = self._saved(entry)
+        if saved and saved.identity:
+            if has_identity(self.order.destination / entry.path, saved.identity):
+                self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
+                return
+            if has_identity(part, saved.identity):
+                self.staged.append(Staged(entry, part, saved.checksum, saved.identity))
+                return
         self.incoming.append(
             Incoming(
                 self.order.source,
@@ -298,9 +295,18 @@ class Delivery:
                 self.disk,
                 wanted=self._wanted(entry) if self.order.verify != "size" else "",
                 verify=self.order.verify != "size",
-                saved=saved,
+                saved=saved if saved and _holds(part, saved) else None,
             )
         )
+
+    def _saved(self, entry: Entry) -> Saved | None:
+        """Return what an earlier attempt has noted of this version of a file, as far as it counts now."""
+        saved = self.journal.saved.get(entry.path)
+        if saved is None or not saved.is_of(entry) or self._contradicts(entry, saved.checksum):
+            return None
+        if not saved.checksum and self.order.verify != "size":
+            saved.identity = None  # its size was its proof then
+        return saved
 
     def _look_ahead(self) -> None:
         """Refuse now what would be in the way of publishing; what is not there cannot be."""
