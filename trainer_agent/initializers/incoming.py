@@ -128,6 +128,8 @@ class Incoming:
             self.round += 1
             saved = {} if range_bytes is None else self._saved()
             self._keep = bool(saved)
+            if not saved:
+                self.saved = None
             if self._fd >= 0:
                 os.ftruncate(self._fd, 0)
             self._proof = choose(self.wanted or UNASKED, self.entry.size, saved) if self.verify else Unproved()
@@ -202,14 +204,14 @@ class Incoming:
         """Take a whole range; return whether the file is whole and proved with it."""
         kept = self._proof.done(self._fd, job.began, job.stop, job.digest)
         if (job.began, job.stop) != (0, self.entry.size):
-            self.journal.range_done(self.entry, job.began, job.stop, kept)
+            self._note(job, job.stop, kept)
         return self._one_less(job)
 
     def keep(self, job: Range) -> None:
         """Note what has come of a range that is given up."""
-        if job.began < job.start and not job.void:
+        if job.began < job.start:
             value = (job.digest.algorithm, job.digest.value) if isinstance(job.digest, digests.RangeDigest) else None
-            self.journal.range_done(self.entry, job.began, job.start, value)
+            self._note(job, job.start, value)
 
     def settle(self, job: Job) -> bool:
         """Ask the source for the checksum if need be; return whether the file is whole and proved now."""
@@ -230,12 +232,19 @@ class Incoming:
         with suppress(OSError):  # the fetch has failed anyway; what is whole was closed before
             self._close()
 
+    def _note(self, job: Range, stop: int, digest: tuple[str, int] | None) -> None:
+        with self._lock:
+            if not job.void:
+                self.journal.range_done(self.entry, job.began, stop, digest)
+
     def _enter(self, job: Job) -> bool:
         """Take note of a job that uses the part; return whether nothing is there yet, nor space reserved."""
         with self._lock:
             if job.void:
                 raise VoidError
             empty = not self._keep
+            if empty:
+                self.journal.begin(self.entry)
             if self._fd < 0:
                 # A part that counts and is gone must not become a new one, full of zeros.
                 new = os.O_CREAT | os.O_TRUNC if empty else 0

@@ -83,6 +83,7 @@ class Journal:
     def __init__(self, directory: Path, *, uri: str, boot: str) -> None:
         self.path = directory / NAME
         self.saved: dict[str, Saved] = {}
+        self._earlier = False  # whether there has been an attempt
         self._load(uri, boot)
         self._fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         # The newline ends what a kill may have cut.
@@ -96,6 +97,11 @@ class Journal:
     def file_done(self, entry: Entry, checksum: str, identity: tuple[int, int]) -> None:
         """Note that a file is whole and proved."""
         self._append(["file", entry.path, entry.version, entry.size, checksum, identity])
+
+    def begin(self, entry: Entry) -> None:
+        """Note that a file begins anew: nothing that an earlier attempt has noted of it, for any source, counts."""
+        if self._earlier:
+            self.discard(entry)
 
     def discard(self, entry: Entry) -> None:
         """Note that nothing of a file counts any more."""
@@ -112,6 +118,7 @@ class Journal:
     def _load(self, uri: str, boot: str) -> None:
         same_boot = same_source = False
         for line in self._lines():
+            self._earlier = True
             match line:
                 case ["open", schema, from_uri, from_boot]:
                     same_source, same_boot = (schema, from_uri) == (SCHEMA, uri), from_boot == boot
