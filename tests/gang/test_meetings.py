@@ -118,7 +118,7 @@ def test_a_round_becomes_rows():
         {"a": 6, "b": 7, "round": 0, "passed": True, "gbps": 1.0486, "why": ""},
     ] == found.rows()
     assert [True, False, True, True] == [meeting.passed for meeting in found.meetings()]
-    assert [True, False, False, True] == [meeting.passed for meeting in found.all()]
+    assert [True, False, False, True] == [meeting.passed for meeting in found.well()]
     assert [(0, True), (4, False), (6, True)] == [(meeting.a, meeting.passed) for meeting in found.timed()]
 
 
@@ -143,4 +143,4 @@ def test_within_a_host_nothing_is_too_fast_to_compare():
     """Two nodes of one machine are no measure for the network between the others."""
     reports = {0: fine(0.0001), 1: fine(0.0001), 2: fine(0.001), 3: fine(0.001)}
 
-    assert all(meeting.passed for meeting in rounds(reports, hosts={0: "x", 1: "x"}).all())
+    assert all(meeting.passed for meeting in rounds(reports, hosts={0: "x", 1: "x"}).well())

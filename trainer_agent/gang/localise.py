@@ -9,7 +9,7 @@ from trainer_agent.errors import Severity
 from trainer_agent.gang import rules, speeds
 from trainer_agent.gang.compare import hosts
 from trainer_agent.gang.course import LATE_S
-from trainer_agent.gang.meetings import SLOW, Round, Rounds, problem
+from trainer_agent.gang.meetings import SLOW, Round, Rounds, late, problem
 from trainer_agent.gang.pairs import blame, next_round
 from trainer_agent.gang.verdict import RAIL, Charge
 from trainer_agent.policy import Suspect
@@ -30,7 +30,7 @@ PATIENCE, LEAST_S = 4.0, {"gloo": 3.0, "nccl": 20.0}
 # No round begins after so many times what one may take, which is enough for faults that always show: on machines that
 # have no time for their nodes more rounds bring more failures, not more certainty.
 ENOUGH = 6.0
-TIMED = 3  # rounds that are timed when something has failed: then the rates are not what matters
+TIMED = 3  # rounds that are timed when something has failed, and nobody was slow: then rates are not what matters
 
 
 class Localiser:
@@ -62,7 +62,7 @@ class Localiser:
             if not pairs:
                 break
             yield from self._meet(pairs)
-            if leader.phase != "localisation" and _failed(self.rounds.all()):
+            if leader.phase != "localisation" and _failed(self.rounds.well()):
                 leader.begin("localisation")
         leader.minutes.pairs = self.rounds.rows()
         yield from self._devices(self._charge(), ranks)
@@ -74,7 +74,7 @@ class Localiser:
         wanted = plan.screen if count > FEW else min(plan.screen, 1) * ROUNDS_OF_FEW
         if count == 2 and not self.trouble:
             return False
-        return bool(self.trouble) or _failed(self.rounds.all()) or len(self.rounds.done) < wanted
+        return bool(self.trouble) or _failed(self.rounds.well()) or len(self.rounds.done) < wanted
 
     def _unexplained(self) -> list[Meeting]:
         """
@@ -85,7 +85,7 @@ class Localiser:
         """
         meetings, slow = self.rounds.meetings(), _bad(self._slow())
         others = [meeting for meeting in meetings if not slow & {meeting.a, meeting.b}]
-        return meetings if _failed(others) else self.rounds.all()
+        return meetings if _failed(others) else self.rounds.well()
 
     def _slow(self) -> list[speeds.Straggler]:
         """Return the nodes that are slow; one that is so now and then has no fault."""
@@ -105,7 +105,7 @@ class Localiser:
 
     def _work(self) -> Work:
         work = self.leader.plan.pair
-        if self.trouble and len(self.rounds.done) >= TIMED:
+        if self.trouble and len(self.rounds.done) >= TIMED and not _failed(self.rounds.timed()):
             work = replace(work, sizes=())
         least = max(LEAST_S[self.leader.plan.backend], PATIENCE * self.longest)
         return replace(work, timeout_s=min(work.timeout_s, least)) if self.longest else work
@@ -119,27 +119,30 @@ class Localiser:
         slow = [each for each in slow if each.node not in found.nodes]
         for each in slow:
             self._straggler(each)
-        for link in blame(self.rounds.timed()).links:
+        left = _bad(slow)  # who is very slow explains what took too long, and nothing else
+        for node in sorted(left):
+            if not all(late(row["why"]) for row in self._failures({node}, well)):
+                self._broken(node, well)
+        for link in sorted(set(blame(self.rounds.timed()).links) - set(found.links)):
             self._link(link, SLOW, Severity.WARNING)
-        left = _bad(slow)  # what a very slow node explains is no riddle
-        for link in found.links:
-            if not left & set(link):
-                self._link(link, self._failures(set(link))[0]["why"], Severity.ERROR)
+        for a, b in (link for link in found.links if not left & set(link)):
+            self._link((a, b), self._failures({a}, {b})[0]["why"], Severity.ERROR)
         self._undetermined([pair for pair in found.undetermined if not left & set(pair)])
         return sorted([*found.nodes, *(each.node for each in slow)])
 
-    def _failures(self, nodes: set[int]) -> list[dict[str, Any]]:
-        """Return the rows of tests between some nodes that went wrong, however fast."""
-        rows = self.leader.minutes.pairs
-        return [row for row in rows if {row["a"], row["b"]} <= nodes and row["why"] not in ("", SLOW)]
+    def _failures(self, nodes: set[int], others: set[int]) -> list[dict[str, Any]]:
+        """Return the rows of tests that went wrong, however fast, between one of some nodes and one of others."""
+        wrong = (row for row in self.leader.minutes.pairs if row["why"] not in ("", SLOW))
+        pairs = [(row, (row["a"], row["b"])) for row in wrong]
+        return [row for row, (a, b) in pairs if (a in nodes and b in others) or (b in nodes and a in others)]
 
-    def _broken(self, node: int, others: set[int]) -> None:
-        """Accuse a node, by what it did with `others`, which are not accused; else by what it did with anybody."""
+    def _broken(self, node: int, well: set[int]) -> None:
+        """Accuse a node, by what it did with `well`, which are not accused, rather than with others."""
         leader = self.leader
-        mine = [row for row in leader.minutes.pairs if node in (row["a"], row["b"])]
-        failures = [row for row in mine if row["why"] not in ("", SLOW)]
-        first = next((row for row in failures if {row["a"], row["b"]} & others), failures[0])
-        text = f"{leader.roll.name(node)} failed in {len(failures)} of {len(mine)} tests with others: {first['why']}"
+        tests = sum(node in (row["a"], row["b"]) for row in leader.minutes.pairs)
+        failures = self._failures({node}, {each.rank for each in leader.roll.here})
+        why = min((row["why"] for row in self._failures({node}, well) or failures), key=late)
+        text = f"{leader.roll.name(node)} failed in {len(failures)} of {tests} tests with others: {why}"
         leader.charge("collective", rules.NODE_FAULT, text, culprits=(node,), trouble=self.trouble)
         self.found = True
 
@@ -151,7 +154,7 @@ class Localiser:
     def _undetermined(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Write down what nobody can tell: pairs that share a node are one riddle."""
         for riddle in _joined(pairs):
-            rows = self._failures(riddle)
+            rows = self._failures(riddle, riddle)
             text = f"one of {self.leader.roll.names(sorted(riddle))}, or what is between them: {rows[0]['why']}"
             self.leader.charge("collective", rules.UNDETERMINED, text, between=tuple(sorted(riddle)), failed=len(rows))
             self.found = True
@@ -174,7 +177,7 @@ class Localiser:
         plan = self.leader.plan
         if plan.per_node < 2 or not nodes:
             return
-        others = [m for m in self.rounds.all() if m.a not in nodes and m.b not in nodes]
+        others = [m for m in self.rounds.well() if m.a not in nodes and m.b not in nodes]
         failed = {rank for m in others if not m.passed for rank in (m.a, m.b)}
         partners = [rank for rank in ranks if rank not in failed and rank not in nodes]
         pairs = list(zip(nodes, partners, strict=False))

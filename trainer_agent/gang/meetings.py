@@ -21,7 +21,7 @@ SHM_PER_RANK = 64 << 20
 # How ranks end that lost their peer: torchrun ends them, or a library of theirs gives up.
 AFTERMATH = (-signal.SIGTERM, -signal.SIGABRT)
 
-SLOW = "slow"  # why a meeting failed in which nothing else went wrong
+SLOW, IN_TIME = "slow", "in time"  # why a meeting failed that only took too long: the word, and the end of the words
 
 Reports = dict[int, dict[str, Any]]
 
@@ -53,20 +53,32 @@ class Rounds:
                     found.append(Rate(a, b, one.number, gbps))
         return found
 
-    def meetings(self) -> list[Meeting]:
+    def right(self) -> list[Meeting]:
         """Return one meeting for each pair of each round: right and in time, however fast."""
         return [Meeting(a, b, one.number, not problem(one.reports, (a, b))) for one in self.done for a, b in one.pairs]
 
     def timed(self) -> list[Meeting]:
         """Return one meeting for each that was right, in time and measured: fast enough."""
         fast = {(m.a, m.b, m.round): m.passed for m in judge(self.rates(), self.hosts).meetings}
-        right = [(m.a, m.b, m.round) for m in self.meetings() if m.passed]
+        right = [(m.a, m.b, m.round) for m in self.right() if m.passed]
         return [Meeting(*key, fast[key]) for key in right if key in fast]
 
-    def all(self) -> list[Meeting]:
+    def well(self) -> list[Meeting]:
         """Return one meeting for each pair of each round: right, in time, and fast enough where that was measured."""
         slow = {(m.a, m.b, m.round) for m in self.timed() if not m.passed}
-        return [replace(m, passed=m.passed and (m.a, m.b, m.round) not in slow) for m in self.meetings()]
+        return [replace(m, passed=m.passed and (m.a, m.b, m.round) not in slow) for m in self.right()]
+
+    def meetings(self) -> list[Meeting]:
+        """
+        Return one meeting for each pair of each round: whether something went wrong.
+
+        One that was only slow passes, unless its pair has gone wrong, too, and was never well, though both were with
+        others: a link that loses some packets may lose so many that nothing comes in time.
+        """
+        right, well = self.right(), [m for m in self.well() if m.passed]
+        pairs, nodes = {(m.a, m.b) for m in well}, {node for m in well for node in (m.a, m.b)}
+        never = {(m.a, m.b) for m in right if not m.passed and nodes >= {m.a, m.b}} - pairs
+        return [replace(m, passed=m.passed and (m.a, m.b) not in never) for m in right]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the part `pairs` of the report."""
@@ -80,7 +92,7 @@ class Rounds:
                 "gbps": round(gbps, 4) if (gbps := rates.get((m.a, m.b, m.round))) is not None else None,
                 "why": "" if m.passed else self.why(m),
             }
-            for m in self.all()
+            for m in self.well()
         ]
 
     def why(self, meeting: Meeting) -> str:
@@ -95,10 +107,15 @@ def problem(reports: Mapping[int, Mapping[str, Any]], nodes: Iterable[int]) -> s
     for node in nodes:
         report = reports.get(node)
         if report is None:
-            found.append((1, f"node {node} reported nothing in time"))
+            found.append((1, f"node {node} reported nothing {IN_TIME}"))
         elif not report["ok"]:
             found += [(weight, f"node {node}: {text}") for weight, text in map(_words, report["ranks"]) if text]
     return max(found, key=lambda pair: pair[0], default=(0, ""))[1]
+
+
+def late(why: str) -> bool:
+    """Whether a meeting failed only as it took too long, by the reason that `Rounds.why` gives."""
+    return why == SLOW or why.endswith(IN_TIME)
 
 
 def _words(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -111,7 +128,7 @@ def _words(row: Mapping[str, Any]) -> tuple[int, str]:
     if row.get("error"):
         return 2, f"{row['error']} in stage {row.get('stage', 'start')}: {row.get('text', '')}".rstrip(": ")
     if row.get("hung"):
-        return 1, f"nothing came after stage {row.get('stage', 'start')} in time"
+        return 1, f"nothing came after stage {row.get('stage', 'start')} {IN_TIME}"
     return (1, f"its rank ended with exit code {row['code']}") if row.get("code") else (0, "")
 
 
