@@ -213,6 +213,22 @@ def test_a_shell_that_outlives_a_shell_with_a_trap(tmp_path):
         assert all(ends(pid) for pid in below.told)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "script, heirs", [("[TORCHRUN] & wait", 1), ("[A] & [b] & wait", 2), ("{ [A]; exit; } & wait", 2), ("[a]; exit", 1)]
+)
+def test_the_last_call(tmp_path, shell, script, heirs):
+    """Who is a shell's to tell, and still there, is told once; who is told already is not."""
+    names = re.findall(r"\[(\w+)]", script)
+    with running(f"trap : TERM; {script}", tmp_path, programs=len(names), shell=shell) as (started, pids):
+        below = looked(started, signal.SIGTERM)
+        late = below.tell_last()
+        assert (heirs, {}, {*late}) == (len(late), below.heirs, below.told)
+        assert {int(pids[name]) for name in names} <= {*late}
+        assert all(ends(int(pids[name])) for name in names if name.islower())
+        assert [] == below.tell_last()
+
+
 @pytest.mark.parametrize("trap", ["", "trap : TERM; "])
 def test_who_reads_from_nobody_any_more(tmp_path, trap):
     """It has not ended at the end of what it reads; as long as somebody writes, it is left alone."""

@@ -101,12 +101,23 @@ class BelowShells:
         alone = [pid for pid in living([*self.heirs, *self.spared]) if not self._has_somebody(pid)]
         self._alone = {pid: self._alone.get(pid, now) for pid in alone}
         for pid in alone:
-            if now - self._alone[pid] >= ALONE_S and pid not in self.told:
-                before = {*self.told}
-                self._release(pid)
-                self.told.add(pid)
-                self.look(pid, self._signum)
-                tell(self.told - before, self._signum)
+            if now - self._alone[pid] >= ALONE_S:
+                self._tell(pid)
+
+    def tell_last(self) -> list[int]:
+        """Tell those that are still a shell's to tell, as there is no time left for it; return them."""
+        late = living(self.heirs)
+        for pid in late:
+            self._tell(pid)
+        return late
+
+    def _tell(self, pid: int) -> None:
+        if pid not in self.told:
+            before = {*self.told}
+            self._release(pid)
+            self.told.add(pid)
+            self.look(pid, self._signum)
+            tell(self.told - before, self._signum)
 
     def _has_somebody(self, pid: int) -> bool:
         if pid in self.heirs:

@@ -120,8 +120,32 @@ def test_a_shell_with_a_trap_is_told_alone(shell, handled):
     with start("", shell=shell, script=script) as driver:
         assert "ready\n" == driver.stdout.readline()
         driver.send_signal(signal.SIGTERM)
-        ended, printed, _ = finish(driver)
-    assert (9, ["1"]) == (ended.code, printed)
+        ended, printed, err = finish(driver)
+    assert (9, ["1"], ["stopping"]) == (ended.code, printed, [json.loads(line)["event"] for line in err.splitlines()])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "{} 2>&1 | tee /dev/null & p=$!; trap 'kill -TERM $p; wait $p' TERM; wait $p",
+        "trap 'kill -TERM $(jobs -p) 2>/dev/null; wait' TERM; {} & wait",
+    ],
+)
+def test_what_the_trap_of_a_shell_does_not_reach(tmp_path, script):
+    """In sh `$!` is tee, and `$(jobs -p)` nothing: the command is told before the grace is over, and saves."""
+    save = f"lambda *_: os._exit(open({str(tmp_path / 'saved')!r}, 'a').write('saved'))"
+    handlers = f"[signal.signal(s, {save}) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)]; "
+    command = READY + handlers + WAIT
+    with start("", shell="sh", script=script.format(shlex.join([sys.executable, "-c", command])), grace=4) as driver:
+        assert "ready\n" == driver.stdout.readline()
+        began = time.monotonic()
+        driver.send_signal(signal.SIGTERM)
+        ended, _, err = finish(driver)
+        assert 2 <= time.monotonic() - began < 4
+    assert (False, "saved") == (ended.killed, (tmp_path / "saved").read_text())
+    stopping, told = (json.loads(line) for line in err.splitlines() if line.startswith("{"))
+    assert ("stopping", "warning", 1) == (stopping["event"], told["level"], len(told["pids"]))
+    assert told["event"].startswith("the script's trap has not reached these")
 
 
 def test_what_a_shell_waits_for_has_no_more_than_the_grace():

@@ -44,6 +44,8 @@ FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.S
 NO_DEADLINE_S = 3600.0
 # Who is below a shell may end, or have to be told, without a signal to us.
 LOOK_S = 0.2
+# What a script's trap should have told hears of the end from us this long before SIGKILL, or at half of a short grace.
+LAST_CALL_S = 5.0
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
 DRAIN_SECONDS = 2.0
 # An event of torchrun holds a failing rank's whole message on one line, escaped three times over.
@@ -114,7 +116,7 @@ class _Supervisor:
         self.lent = False  # whether the command has had the terminal from us
         self.status: int | None = None
         self.signum = 0
-        self.deadline = float("inf")
+        self.last_call = self.deadline = float("inf")
         self.killed = False
         self.reaped = 0
 
@@ -160,8 +162,11 @@ class _Supervisor:
 
     def _step(self, waited: set[signal.Signals]) -> None:
         longest = LOOK_S if self.below.awaited else NO_DEADLINE_S
-        info = signal.sigtimedwait(waited, min(longest, max(0.0, self.deadline - time.monotonic())))
+        due = min(self.last_call, self.deadline) - time.monotonic()
+        info = signal.sigtimedwait(waited, min(longest, max(0.0, due)))
         self.below.tell_late(time.monotonic())
+        if time.monotonic() >= self.last_call:
+            self._tell_last()
         if info is None:
             if time.monotonic() >= self.deadline:
                 self._kill()
@@ -181,8 +186,10 @@ class _Supervisor:
         elif signum not in STOPPING:
             self._send(signum)
         else:
-            self.signum = self.signum or signum
-            self.deadline = min(self.deadline, time.monotonic() + self.grace_s)
+            now = time.monotonic()
+            if not self.signum:
+                self.signum, self.last_call = signum, now + max(self.grace_s - LAST_CALL_S, self.grace_s / 2)
+            self.deadline = min(self.deadline, now + self.grace_s)
             if not (self.companion and self.companion.stop(signum)):
                 self.below.look(self.child, signum)
                 self._send(signum)
@@ -226,6 +233,12 @@ class _Supervisor:
                 self.status = status
             else:
                 self.reaped += 1
+
+    def _tell_last(self) -> None:
+        self.last_call = float("inf")
+        if late := self.below.tell_last():
+            message = "the script's trap has not reached these, or they need long: telling them before the grace ends"
+            get_logger().warning(message, pids=late, grace_s=self.grace_s)
 
     def _kill(self) -> None:
         self.killed = True
