@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from trainer_agent.mpi.settings import INJECTED
-from trainer_agent.mpi.suits import NAMED, READ_BYTES, finds_mpirun, is_mpi, is_mpirun, starts_mpirun_itself
+from trainer_agent.errors import FatalError
+from trainer_agent.mpi.suits import (
+    NAMED,
+    READ_BYTES,
+    finds_mpirun,
+    is_mpi,
+    is_mpirun,
+    refuse_hostfile,
+    starts_mpirun_itself,
+)
 
 OPENMPI = {"OMPI_MCA_orte_default_hostfile": INJECTED}
 MPICH = {"HYDRA_HOST_FILE": INJECTED}
@@ -229,3 +238,40 @@ def test_what_finds_mpirun_on_path(line, expected):
 def test_is_mpirun(word, expected):
     """The program's name counts, wherever it lies."""
     assert expected == is_mpirun((word, "x"))
+def refused(line, environ, **settings):
+    """Return message and hint of the error for a hostfile that nothing would read."""
+    with pytest.raises(FatalError) as caught:
+        refuse_hostfile("h", line.split(), environ=environ, **({"runtime": "torch", "launcher": "auto"} | settings))
+    assert "hostfile-unused" == caught.value.code
+    return caught.value.message, caught.value.hint
+
+
+def test_a_torchrun_of_which_no_flag_says_who_the_nodes_are():
+    """Each of the words that the hint names is enough; not so where a controller says who the nodes are."""
+    message, hint = refused("torchrun --nproc-per-node 2 eval.py", {NAMED: "h"})
+    assert f"{NAMED}=h, and no flag of the torchrun says who the nodes are" == message
+    assert "`torchrun --standalone` or `--nnodes 1` for this node alone" in hint
+    for flags in ("--standalone", "--nnodes 1", "--nnodes 2 --rdzv-endpoint n-0:1"):
+        line = f"torchrun {flags} --nproc-per-node 2 eval.py"
+        refuse_hostfile("h", line.split(), environ={NAMED: "h"}, runtime="torch", launcher="auto")
+    environ = {NAMED: "h", "PET_NNODES": "2", "PET_MASTER_ADDR": "n-0"}
+    for line in ("torchrun --nproc-per-node 2 eval.py", "torchrun --standalone eval.py"):
+        assert "leave it out, or give --launcher mpirun" == refused(line, environ)[1]
+
+
+@pytest.mark.parametrize(
+    "line, environ, settings, message, hint",
+    [
+        ("torchrun --standalone a.py", {}, {}, "the runtime is torch", "leave it out"),
+        ("a.py", {}, {"launcher": "python"}, "--launcher=python reads none", "leave out --launcher"),
+        ("deepspeed a.py", {}, {}, "the command starts mpirun itself", f"set {NAMED} instead"),
+        ("a.py", {NAMED: "h"}, {"runtime": "mpi"}, "a worker of an MPI job", "where the launcher is"),
+    ],
+)
+def test_a_hostfile_that_nothing_would_read(line, environ, settings, message, hint):
+    """The reason decides what to do; the mpirun that a command starts itself reads the variable."""
+    found = refused(line, environ, **settings)
+    assert (True, True) == (message in found[0], hint in found[1]), found
+    refuse_hostfile("h", ["deepspeed"], environ={NAMED: "h"}, runtime="plain", launcher="auto")
+
+

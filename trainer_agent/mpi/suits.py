@@ -108,6 +108,9 @@ def refuse_hostfile(
     raise FatalError("hostfile-unused", f"{NAMED if by_variable else '--hostfile'}={path}, and {why}", hint=hint)
 
 
+    elif by_variable and own_torchrun(script) and not PET_NAMES & environ.keys():
+        why = "no flag of the torchrun says who the nodes are"
+        hint = "say it: `torchrun --standalone` or `--nnodes 1` for this node alone, `--rdzv-endpoint` for several"
 def _is_torchrun_by_flags(script: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether flags of the user's own torchrun say who the nodes are, and no controller says anything else of them."""
     own = own_torchrun(script)
