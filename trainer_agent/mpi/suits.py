@@ -40,6 +40,11 @@ QUOTED = r"""'(?:\\\n|[^'\n])*'|"(?:\\(?s:.)|[^"\\\n])*"|\\(?s:.)"""
 # Comments and redirections; what is quoted is none, and is the group.
 NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOTED}|[^\s;&|()<>'\"])*")
 SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+DEEPEST = 8  # nobody writes more substitutions into each other, and each takes a look at the whole text
+NAME = re.compile(r"\$({)?(\w+)(?(1)})")
+# ${MPIRUN:-mpirun}, $(which mpirun 2>/dev/null), and the latter in backticks.
+WHICH = r"(?:which|command -v) +([\w./-]+)(?: *2> */dev/null)? *"
+ASKED = re.compile(rf"\${{\w+:?[-=]([^{{}}]*)}}|\$\({WHICH}\)|`{WHICH}`")
 COMMAND = re.compile(rf"(?:{QUOTED}|[^\n;&|()])+")
 # OMP_NUM_THREADS=2 or $SUDO, before a command.
 VARIABLE = re.compile(r"\w+(\[[^]]*])?\+?=|\$(\w+|{[^}]*})$")
@@ -103,14 +108,14 @@ def refuse_hostfile(
         why, hint = "the command starts mpirun itself", f"give it to that mpirun, or set {NAMED} instead"
     elif runtime == "mpi":
         why, hint = f"this is a worker of an MPI job ({ROLE})", "launch where the launcher is"
+    elif by_variable and own_torchrun(script) and not PET_NAMES & environ.keys():
+        why = "no flag of the torchrun says who the nodes are"
+        hint = "say it: `torchrun --standalone` or `--nnodes 1` for this node alone, `--rdzv-endpoint` for several"
     else:
         why, hint = f"the runtime is {runtime}", "leave it out, or give --launcher mpirun"
     raise FatalError("hostfile-unused", f"{NAMED if by_variable else '--hostfile'}={path}, and {why}", hint=hint)
 
 
-    elif by_variable and own_torchrun(script) and not PET_NAMES & environ.keys():
-        why = "no flag of the torchrun says who the nodes are"
-        hint = "say it: `torchrun --standalone` or `--nnodes 1` for this node alone, `--rdzv-endpoint` for several"
 def _is_torchrun_by_flags(script: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether flags of the user's own torchrun say who the nodes are, and no controller says anything else of them."""
     own = own_torchrun(script)
@@ -167,19 +172,40 @@ def _is_program(word: str) -> bool:
 
 
 def _commands(text: str) -> list[list[str]]:
+    """Return the words of each command in a shell's text, with `mpirun` for the variables that stand for it."""
+    lines = _lines(text)
+    starting = _starting(lines)
+    return [[_named(word, starting) for word in line] for line in lines]
+
+
+def _lines(text: str) -> list[list[str]]:
     """Return the words of each command in a shell's text, and in what it substitutes, be it quoted or not."""
+    text = ASKED.sub(_program, text)
     text = NOISE.sub(lambda found: found[1] or " ", text).replace("\\\n", " ")  # no comment goes on in the next line
-    while found := SUBSTITUTED.findall(text):
-        text = "\n".join((SUBSTITUTED.sub("$_", text), *(of_dollar or of_ticks for of_dollar, of_ticks in found)))
-    lines = [_split(line) for line in COMMAND.findall(text)]
-    values = dict(word.split("=", 1) for line in lines for word in line if "=" in word)
-    return [[part for word in line for part in _expanded(word, values)] for line in lines]
+    for _ in range(DEEPEST):
+        inner = [of_dollar or of_ticks for of_dollar, of_ticks in SUBSTITUTED.findall(text)]
+        text = "\n".join((SUBSTITUTED.sub("$_", text), *inner))
+    return [_split(line) for line in COMMAND.findall(text)]
 
 
-def _expanded(word: str, values: Mapping[str, str]) -> list[str]:
-    """Return the words that `$NAME` or `${NAME}` stands for, where that is known, and any other word as it is."""
-    name = word.strip("${}")
-    return _split(values[name]) if word.startswith("$") and name in values else [word]
+def _program(asked: re.Match[str]) -> str:
+    """Return the program that a shell would put here, where that starts the ranks, else the text as it is."""
+    program = asked[asked.lastindex or 0]
+    return program if _is_starter(program.split()) else asked[0]  # another may be before an mpirun, as $SUDO is
+
+
+def _starting(lines: Sequence[Sequence[str]]) -> dict[str, bool]:
+    """Return which variables stand for what starts the ranks: by all their values, as one may be set behind an `if`."""
+    found: dict[str, bool] = {}
+    for name, _, value in (word.partition("=") for line in lines for word in line if "=" in word):
+        if value:
+            found[name] = found.get(name, True) and any(map(_starts, _lines(_named(value, found))))
+    return found
+
+
+def _named(text: str, starting: Mapping[str, bool]) -> str:
+    """Return a text with `mpirun` for `$NAME` and `${NAME}` where they stand for what starts the ranks."""
+    return NAME.sub(lambda found: PROGRAMS[0] if starting.get(found[2]) else found[0], text)
 
 
 def _split(line: str) -> list[str]:
