@@ -276,3 +276,14 @@ def test_whoever_leaves_last_closes_what_another_has_made_whole(part):
         part.file._lock = Late(part.file._lock, finish)
 
     assert ([False, False, True], 0) == (done, part.open)
+
+
+def test_what_is_noted_while_a_file_begins_anew_does_not_count(part, tmp_path):
+    """Another stream has its range just then; an attempt that ends before it comes again would take zeros for it."""
+    with part.file.opened(part.first):
+        part.file.write(part.first, b"abc")
+        part.file._lock = Late(part.file._lock, lambda: part.file.range_done(part.first))
+        part.file.start_again(range_bytes=3)
+
+    with closing(Journal(tmp_path, uri="memory://test", boot="boot")) as later:
+        assert {} == later.saved

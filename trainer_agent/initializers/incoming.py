@@ -220,6 +220,8 @@ class Incoming:
 
     def start_again(self, *, range_bytes: int | None) -> list[Job]:
         """Forget every byte and plan anew."""
+        with self._lock:
+            self.round += 1  # first: what a job of this round noted later would count
         self.journal.discard(self.entry)
         self.saved = None
         self.wanted, self._asked = self._given, False  # a source that is asked again looks again
