@@ -104,9 +104,9 @@ class BelowShells:
             if now - self._alone[pid] >= ALONE_S:
                 self._tell(pid)
 
-    def tell_last(self) -> list[int]:
-        """Tell those that are still a shell's to tell, as there is no time left for it; return them."""
-        late = living(self.heirs)
+    def tell_last(self) -> dict[int, str]:
+        """Tell those that are still a shell's to tell, as there is no time left for it; return what each runs."""
+        late = {pid: _program(pid) for pid in living(self.heirs)}
         for pid in late:
             self._tell(pid)
         return late
@@ -159,6 +159,11 @@ def parent(pid: int) -> int:
     """Return a process's parent, -1 for one whose parent is not to be seen, 0 for one that has ended."""
     state, number = _stat(pid)[:2]
     return 0 if state in (b"Z", b"X") else int(number) or -1
+
+
+def _program(pid: int) -> str:
+    """Return the name of what a process runs, which holds no secret as its arguments may."""
+    return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
 
 
 def words(pid: int) -> list[str]:

@@ -44,8 +44,8 @@ FORWARDED = {*STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.S
 NO_DEADLINE_S = 3600.0
 # Who is below a shell may end, or have to be told, without a signal to us.
 LOOK_S = 0.2
-# What a script's trap should have told hears of the end from us this long before SIGKILL, or at half of a short grace.
-LAST_CALL_S = 5.0
+# What a script's trap should have told hears of the end from us when so much of the grace is left, in seconds at most.
+LAST_CALL, LAST_CALL_S = 0.2, 5.0
 # Orphans may hold standard error open after the command has ended; after this we leave them to it.
 DRAIN_SECONDS = 2.0
 # An event of torchrun holds a failing rank's whole message on one line, escaped three times over.
@@ -188,7 +188,8 @@ class _Supervisor:
         else:
             now = time.monotonic()
             if not self.signum:
-                self.signum, self.last_call = signum, now + max(self.grace_s - LAST_CALL_S, self.grace_s / 2)
+                self.signum = signum
+                self.last_call = now + self.grace_s - min(LAST_CALL_S, LAST_CALL * self.grace_s)
             self.deadline = min(self.deadline, now + self.grace_s)
             if not (self.companion and self.companion.stop(signum)):
                 self.below.look(self.child, signum)
@@ -238,7 +239,8 @@ class _Supervisor:
         self.last_call = float("inf")
         if late := self.below.tell_last():
             message = "the script's trap has not reached these, or they need long: telling them before the grace ends"
-            get_logger().warning(message, pids=late, grace_s=self.grace_s)
+            programs = [f"{name} (pid {pid})" for pid, name in late.items()]
+            get_logger().warning(message, programs=programs, grace_s=self.grace_s)
 
     def _kill(self) -> None:
         self.killed = True
