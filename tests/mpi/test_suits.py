@@ -133,6 +133,10 @@ def test_a_shell_that_starts_mpirun_itself(words, expected):
         *('CMD="mpirun -np 2"; CMD="${CMD} app"; $CMD', 'RUN=; [ $# = 0 ] || RUN="mpirun -np 2"; $RUN app'),
         *('RUN=; [ -n "$DRY" ] && RUN=echo; $RUN mpirun app', "RUN=; [ $DRY ] && RUN=echo; M=mpirun; $RUN $M app"),
         *('RUN="conda run -n hvd"; $RUN mpirun app', "WRAP=setsid; $WRAP mpirun app", "${WRAP:-setsid} mpirun app"),
+        *('CMD="python p.py"; $CMD; CMD="mpirun -np 2 app"; $CMD', 'C="mpirun app"; eval "$C"; C="rm log"; eval "$C"'),
+        *('CMD="python t.py"; CMD="mpirun -np 4 -x LD_PATH $CMD"; exec $CMD', "f() { $M app; }; M=ls; M=mpirun; f"),
+        *('CMD="cd /app;"; CMD="$CMD mpirun app"; eval $CMD', 'CMD="source e.sh"; CMD="$CMD && mpirun x"; eval "$CMD"'),
+        *("M=${M:-}; if [ -z $M ]; then M=mpirun; fi; $M app", "M=$1; [ $M ] || M=mpirun; $M app"),
         *("${MPIRUN:-mpirun} app", "M=${M:=/opt/bin/mpirun}; $M app", 'RUN=${RUN-"mpirun -np 2"}; $RUN app'),
         *("$(which mpirun) app", 'M="$(command -v mpirun 2>/dev/null)"; exec "$M" app', "M=`which mpirun`; $M app"),
         *(
@@ -180,6 +184,7 @@ def test_a_line_that_starts_mpirun(line):
         ),
         *("L=python; [ $DS ] && L=deepspeed; $L train.py", "L=deepspeed; [ $DS ] || L=python; $L train.py"),
         *('CMD="python t.py"; if [ $N ]; then CMD="mpirun -np 8 $CMD"; fi; $CMD', "L=${L:-python}; $L deepspeed.py"),
+        *("L=deepspeed; for a in $@; do L=python; done; $L train.py", "M=mpirun; M=ls; $M"),
         *("S=${S:-deepspeed}; python t.py --strategy $S", 'M=$(which mpirun); echo "$M"', "M=mpirun; $M --version"),
         *('[ -x "$(command -v mpirun)" ] && echo yes', 'CMD="cd /app && python t.py --x deepspeed"; eval "$CMD"'),
         *('su x -c "ls /opt/deepspeed"', "ls \\\n mpirun app", 'su x -c "A=1 ls mpirun"'),

@@ -40,6 +40,10 @@ QUOTED = r"""'(?:\\\n|[^'\n])*'|"(?:\\(?s:.)|[^"\\\n])*"|\\(?s:.)"""
 # Comments and redirections; what is quoted is none, and is the group.
 NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOTED}|[^\s;&|()<>'\"])*")
 SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+# What is set between these, or behind `&&` and `||`, may not be set.
+OPENING, CLOSING = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+# A value that says nothing: only another variable, or the arguments.
+UNKNOWN = re.compile(r"\$(\w+|[*@]|{\w+(:?-)?})")
 DEEPEST = 8  # nobody writes more substitutions into each other, and each takes a look at the whole text
 NAME = re.compile(r"\$({)?(\w+)(?(1)})")
 # ${MPIRUN:-mpirun}, $(which mpirun 2>/dev/null), and the latter in backticks.
@@ -173,34 +177,45 @@ def _is_program(word: str) -> bool:
 
 def _commands(text: str) -> list[list[str]]:
     """Return the words of each command in a shell's text, with `mpirun` for the variables that stand for it."""
-    lines = _lines(text)
-    starting = _starting(lines)
-    return [[_named(word, starting) for word in line] for line in lines]
+    starting: dict[str, bool] = {}
+    depth, lines, commands = 0, _lines(text), []
+    for line, perhaps in lines:
+        depth += sum((word in OPENING) - (word in CLOSING) for word in line[:1])
+        commands.append([_named(word, starting) for word in line])
+        _assign(line, starting, perhaps=perhaps or depth > 0)
+    # A function may use what is set only after it.
+    return commands + [[_named(word, starting) for word in line] for line, _ in lines]
 
 
-def _lines(text: str) -> list[list[str]]:
-    """Return the words of each command in a shell's text, and in what it substitutes, be it quoted or not."""
+def _assign(line: Sequence[str], starting: dict[str, bool], *, perhaps: bool) -> None:
+    """Take down which variables stand for what starts the ranks; one that is set `perhaps` by all of its values."""
+    for name, _, value in (word.partition("=") for word in line if "=" in word):
+        if value and not UNKNOWN.fullmatch(value):
+            starts = any(_starts(command) for command, _ in _lines(_named(value, starting)))
+            starting[name] = starts and (not perhaps or starting.get(name, True))
+
+
+def _lines(text: str) -> list[tuple[list[str], bool]]:
+    """
+    Return the words of each command in a shell's text, and in what it substitutes, be it quoted or not.
+
+    Beside each, whether it stands behind `&&` or `||`.
+    """
     text = ASKED.sub(_program, text)
     text = NOISE.sub(lambda found: found[1] or " ", text).replace("\\\n", " ")  # no comment goes on in the next line
     for _ in range(DEEPEST):
         inner = [of_dollar or of_ticks for of_dollar, of_ticks in SUBSTITUTED.findall(text)]
         text = "\n".join((SUBSTITUTED.sub("$_", text), *inner))
-    return [_split(line) for line in COMMAND.findall(text)]
+    return [
+        (_split(each[0]), text[max(0, each.start() - 2) : each.start()] in {"&&", "||"})
+        for each in COMMAND.finditer(text)
+    ]
 
 
 def _program(asked: re.Match[str]) -> str:
     """Return the program that a shell would put here, where that starts the ranks, else the text as it is."""
     program = asked[asked.lastindex or 0]
     return program if _is_starter(program.split()) else asked[0]  # another may be before an mpirun, as $SUDO is
-
-
-def _starting(lines: Sequence[Sequence[str]]) -> dict[str, bool]:
-    """Return which variables stand for what starts the ranks: by all their values, as one may be set behind an `if`."""
-    found: dict[str, bool] = {}
-    for name, _, value in (word.partition("=") for line in lines for word in line if "=" in word):
-        if value:
-            found[name] = found.get(name, True) and any(map(_starts, _lines(_named(value, found))))
-    return found
 
 
 def _named(text: str, starting: Mapping[str, bool]) -> str:
