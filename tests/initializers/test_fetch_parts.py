@@ -4,11 +4,11 @@ import os
 
 import pytest
 from fetching import BLOCK, MIB, Faults, bring, tree
-from memory_source import Memory
+from memory_source import Memory, Whole
 
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
-from trainer_agent.initializers import HIDDEN, NoRangesError, digests
+from trainer_agent.initializers import HIDDEN, digests
 from trainer_agent.initializers.fetch import Bounds
 
 pytestmark = pytest.mark.lab
@@ -77,15 +77,6 @@ def test_what_was_noted_of_a_part_does_not_count_for_the_next(tmp_path, attempt,
     attempt()
 
     assert FILES == tree(tmp_path)
-
-
-class Whole(Memory):
-    """A server that knows no ranges."""
-
-    def read(self, entry, start, stop):
-        if (start, stop) != (0, entry.size):
-            raise NoRangesError("no-ranges", "200 to a range")
-        return super().read(entry, start, stop)
 
 
 def test_what_was_noted_does_not_count_when_all_is_sent_anew(tmp_path, attempt):

@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pytest
 from fetching import BLOCK, MIB, Faults, bring, tree
-from memory_source import Memory
+from memory_source import Memory, Whole
 
 from trainer_agent.errors import RetryError
-from trainer_agent.initializers import HIDDEN, NoRangesError, TransientError
+from trainer_agent.initializers import HIDDEN, TransientError
 from trainer_agent.initializers.fetch import Bounds
 
 STREAMS = 8
-
-
-class Whole(Memory):
-    """A server that knows no ranges."""
-
-    def read(self, entry, start, stop):
-        if (start, stop) != (0, entry.size):
-            raise NoRangesError("no-ranges", "200 to a range")
-        return super().read(entry, start, stop)
 
 
 class Unsteady:

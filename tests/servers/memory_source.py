@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trainer_agent.initializers import STALL_S, Entry
+from trainer_agent.initializers import STALL_S, Entry, NoRangesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,3 +71,12 @@ class Memory:
         with self._lock:
             self.asked[entry.path] += 1
         return self.checksums.get(entry.path, "")
+
+
+class Whole(Memory):
+    """A server that knows no ranges."""
+
+    def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+        if (start, stop) != (0, entry.size):
+            raise NoRangesError("no-ranges", "200 to a range")
+        return super().read(entry, start, stop)
