@@ -9,7 +9,7 @@ from trainer_agent.errors import Severity
 from trainer_agent.gang import rules, speeds
 from trainer_agent.gang.compare import hosts
 from trainer_agent.gang.course import LATE_S
-from trainer_agent.gang.meetings import SLOW, Round, Rounds, late, problem
+from trainer_agent.gang.meetings import SLOW, Round, Rounds, late
 from trainer_agent.gang.pairs import blame, next_round
 from trainer_agent.gang.verdict import RAIL, Charge
 from trainer_agent.policy import Suspect
@@ -95,7 +95,7 @@ class Localiser:
     def _meet(self, pairs: Sequence[tuple[int, int]]) -> Turns[None]:
         yield from self.leader.run_task("pairs", self._work(), pairs=[list(pair) for pair in pairs])
         one = self._take_down(pairs)
-        passed = {node for pair in pairs if not problem(one.reports, pair) for node in pair}
+        passed = {node for m in one.right if m.passed for node in (m.a, m.b)}
         self.longest = max([self.longest, *(one.reports[node]["after_s"] for node in passed)])
 
     def _take_down(self, pairs: Sequence[tuple[int, int]]) -> Round:

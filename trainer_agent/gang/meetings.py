@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.gang.pairs import Meeting
@@ -35,6 +36,20 @@ class Round:
     reports: Reports
     per_node: int
 
+    @cached_property
+    def right(self) -> list[Meeting]:
+        """One meeting for each pair: right and in time, however fast."""
+        return [Meeting(a, b, self.number, not problem(self.reports, (a, b))) for a, b in self.pairs]
+
+    @cached_property
+    def rates(self) -> list[Rate]:
+        """What the pairs reached that came to an end."""
+        found = [(a, b, self._gbps(a, b)) for a, b in self.pairs]
+        return [Rate(a, b, self.number, gbps) for a, b, gbps in found if gbps is not None]
+
+    def _gbps(self, a: int, b: int) -> float | None:
+        return pair_gbps(self.reports.get(a), self.reports.get(b), ranks=2 * self.per_node)
+
 
 @dataclass
 class Rounds:
@@ -45,17 +60,11 @@ class Rounds:
 
     def rates(self) -> list[Rate]:
         """Return what the pairs reached that came to an end."""
-        found = []
-        for one in self.done:
-            for a, b in one.pairs:
-                gbps = pair_gbps(one.reports.get(a), one.reports.get(b), ranks=2 * one.per_node)
-                if gbps is not None:
-                    found.append(Rate(a, b, one.number, gbps))
-        return found
+        return [rate for one in self.done for rate in one.rates]
 
     def right(self) -> list[Meeting]:
         """Return one meeting for each pair of each round: right and in time, however fast."""
-        return [Meeting(a, b, one.number, not problem(one.reports, (a, b))) for one in self.done for a, b in one.pairs]
+        return [meeting for one in self.done for meeting in one.right]
 
     def timed(self) -> list[Meeting]:
         """Return one meeting for each that was right, in time and measured: fast enough."""
