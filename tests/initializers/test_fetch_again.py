@@ -3,11 +3,10 @@
 import os
 
 import pytest
-from fetching import AT_HAND, BIG, MIB, Faults, bring, sha256, tree
+from fetching import AT_HAND, BIG, MIB, Faults, bring, move_to_another_node, sha256, tree
 from memory_source import PIECE, Memory
 
 from trainer_agent.errors import FatalError
-from trainer_agent.host import Host
 from trainer_agent.initializers import HIDDEN, OfflineError
 from trainer_agent.initializers.fetch import Bounds
 
@@ -208,9 +207,7 @@ def test_what_another_kernel_left_counts_only_with_a_proof(tmp_path):
         first = Memory({"big": BIG}, checksums=known, hook=Faults(("big", at, FatalError("stop", "stop"))))
         with pytest.raises(FatalError):
             bring(first, place, bounds=Bounds(streams=1, timeout_s=60))
-        journal = place / ".trainer-agent" / "journal"
-        boot = Host().read("/proc/sys/kernel/random/boot_id").strip()
-        journal.write_text(journal.read_text().replace(boot, "another-kernel"))
+        move_to_another_node(place)
         second = Memory({"big": BIG}, checksums=known)
 
         bring(second, place)

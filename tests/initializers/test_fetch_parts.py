@@ -3,11 +3,10 @@
 import os
 
 import pytest
-from fetching import BLOCK, MIB, Faults, bring, tree
+from fetching import BLOCK, MIB, Faults, bring, move_to_another_node, tree
 from memory_source import Memory, Whole
 
 from trainer_agent.errors import FatalError
-from trainer_agent.host import Host
 from trainer_agent.initializers import HIDDEN, digests
 from trainer_agent.initializers.fetch import Bounds
 
@@ -92,8 +91,7 @@ def test_what_was_noted_does_not_count_when_all_is_sent_anew(tmp_path, attempt):
 def test_what_another_node_left_unproved_is_fetched_once(tmp_path, attempt):
     """No checksum is looked at, so that nothing can prove it."""
     attempt(30 * MIB, verify="size")
-    journal = tmp_path / HIDDEN / "journal"
-    journal.write_text(journal.read_text().replace(Host().read("/proc/sys/kernel/random/boot_id").strip(), "another"))
+    move_to_another_node(tmp_path)
 
     assert {path: len(body) for path, body in FILES.items()} == attempt(verify="size").served
     assert FILES == tree(tmp_path)

@@ -44,6 +44,13 @@ def hidden(directory):
     return sorted(p.name for p in (directory / ".trainer-agent").iterdir())
 
 
+def move_to_another_node(directory):
+    """Let the next attempt take what was noted for the work of another kernel."""
+    journal = directory / ".trainer-agent" / "journal"
+    boot = Host().read("/proc/sys/kernel/random/boot_id").strip()
+    journal.write_text(journal.read_text().replace(boot, "another-kernel"))
+
+
 def sha256(body):
     return "sha256:" + hashlib.sha256(body).hexdigest()
 
