@@ -83,9 +83,9 @@ class Journal:
     def __init__(self, directory: Path, *, uri: str, boot: str) -> None:
         self.path = directory / NAME
         self.saved: dict[str, Saved] = {}
-        self._earlier = False  # whether there has been an attempt
         self._load(uri, boot)
         self._fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._earlier = os.fstat(self._fd).st_size > 0  # there has been an attempt
         # The newline ends what a kill may have cut.
         os.write(self._fd, b"\n")
         self._append(["open", SCHEMA, uri, boot])
@@ -118,7 +118,6 @@ class Journal:
     def _load(self, uri: str, boot: str) -> None:
         same_boot = same_source = False
         for line in self._lines():
-            self._earlier = True
             match line:
                 case ["open", schema, from_uri, from_boot]:
                     same_source, same_boot = (schema, from_uri) == (SCHEMA, uri), from_boot == boot
