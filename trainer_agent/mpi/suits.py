@@ -180,7 +180,8 @@ def _commands(text: str) -> list[list[str]]:
     starting: dict[str, bool] = {}
     depth, lines, commands = 0, _lines(text), []
     for line, perhaps in lines:
-        depth += sum((word in OPENING) - (word in CLOSING) for word in line[:1])
+        first = line[0] if line else ""
+        depth += (first in OPENING) - (first in CLOSING)
         commands.append([_named(word, starting) for word in line])
         _assign(line, starting, perhaps=perhaps or depth > 0)
     # A function may use what is set only after it.
