@@ -98,6 +98,23 @@ def test_what_a_shell_below_it_waits_for(tmp_path):
     assert (["?", "A"], ["tee"], []) == asked("{ [A]; exit; } | [tee]", tmp_path, programs=2)
 
 
+@pytest.mark.parametrize(
+    "script, order",
+    [
+        ("[A] | [B] | [C]; exit", "CBA"),
+        ("{ [A]; exit; } | [B]; exit", "B?A"),
+        ("[A] | { [B]; exit; }; exit", "BA"),
+        ("{ [A] | [B]; exit; } | [C]; exit", "C?BA"),
+        ("trap : EXIT; [A] | { [B] | [C]; exit; }; exit", "CBA"),
+    ],
+)
+def test_who_hears_first(tmp_path, script, order):
+    """A reader before its writer, whose end is the end of its data; a shell before what it would go on after."""
+    with running(script, tmp_path, programs=sum(map(str.isupper, order))) as (shell, pids):
+        names = {int(pid): name for name, pid in pids.items()}
+        assert order == "".join(names.get(pid, "?") for pid in looked(shell, signal.SIGTERM).told)
+
+
 def test_a_script_with_an_interpreter(tmp_path):
     """Its name is its own; what the kernel has started is a shell."""
     script = tmp_path / "train"
@@ -176,7 +193,7 @@ def test_a_shell_that_gets_two_signals(tmp_path):
         below = looked(shell, term)
         os.kill(shell, term)
         eventually(lambda: below.look(shell, term) or len(below.heirs) > 1, within=10, what="the trap runs")
-        assert (set(), True) == (below.told, int(pids["a"]) in below.heirs)
+        assert ({}, True) == (below.told, int(pids["a"]) in below.heirs)
 
 
 def ends(pid):
@@ -190,14 +207,14 @@ def test_who_outlives_a_shell_with_a_trap(tmp_path):
         below, heir = looked(shell, signal.SIGTERM), int(pids["a"])
         below.tell_late(0.0)
         below.tell_late(ALONE_S)
-        assert ({heir: shell}, set()) == (below.heirs, below.told)
+        assert ({heir: shell}, {}) == (below.heirs, below.told)
         os.kill(shell, signal.SIGTERM)
         os.waitid(os.P_PID, shell, os.WEXITED | os.WNOWAIT)
         below.tell_late(10.0)
         below.tell_late(10.0 + ALONE_S - 0.1)
-        assert ([heir], set()) == (living([heir]), below.told)
+        assert ([heir], {}) == (living([heir]), below.told)
         below.tell_late(10.0 + ALONE_S)
-        assert ({}, {heir}) == (below.heirs, below.told)
+        assert ({}, [heir]) == (below.heirs, [*below.told])
         assert ends(heir)
 
 
@@ -223,7 +240,7 @@ def test_the_last_call(tmp_path, shell, script, heirs):
     with running(f"trap : TERM; {script}", tmp_path, programs=len(names), shell=shell) as (started, pids):
         below = looked(started, signal.SIGTERM)
         late = below.tell_last()
-        assert (heirs, {}, {*late}) == (len(late), below.heirs, below.told)
+        assert (heirs, {}, {*late}) == (len(late), below.heirs, {*below.told})
         assert all(late[int(pids[name])].startswith("python") for name in names)
         assert all(ends(int(pids[name])) for name in names if name.islower())
         assert {} == below.tell_last()
@@ -236,7 +253,7 @@ def test_who_reads_from_nobody_any_more(tmp_path, trap):
         below, writer, reader = looked(shell, signal.SIGTERM), int(pids["YES"]), int(pids["a"])
         below.tell_late(0.0)
         below.tell_late(ALONE_S)
-        assert ({reader}, {writer}) == (below.spared, below.told)
+        assert ({reader}, [writer]) == (below.spared, [*below.told])
         os.kill(writer, signal.SIGKILL)
         assert ends(writer)
         below.tell_late(10.0)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # there, all in the foreground get them
@@ -44,13 +44,13 @@ class BelowShells:
     told.
 
     Attributes:
-        told: those that hear of a shell's signals from us.
+        told: those that hear of a shell's signals from us, in the order in which they should.
         heirs: those that are a shell's to tell, each with that shell.
         spared: those that read what others write.
     """
 
     def __init__(self) -> None:
-        self.told: set[int] = set()
+        self.told: dict[int, None] = {}
         self.heirs: dict[int, int] = {}
         self.spared: set[int] = set()
         self._shells: set[int] = set()  # those that have got a signal
@@ -67,7 +67,7 @@ class BelowShells:
         self._signum = signum
         if not is_shell(words(pid)):
             return
-        below = self._below(pid, signum)
+        below = dict(self._below(pid, signum, _children()))
         writers = {pipe: each for each in (pid, *below) for pipe in (_pipe(each, 1), _pipe(each, 2)) if pipe}
         for child, shell in below.items():
             if child in self.told:
@@ -78,23 +78,29 @@ class BelowShells:
             elif shell:
                 self.heirs[child] = shell
             else:
-                self.told.add(child)
+                self.told[child] = None
 
-    def _below(self, pid: int, signum: int) -> dict[int, int]:
-        """Return what a shell and the shells below it wait for, each with the shell that is to tell it, 0 for us."""
-        below: dict[int, int] = {}
-        children, shells = _children(), [pid]
-        for shell in shells:
-            # What a shell that has been told before has in its foreground may be its trap's own command.
-            traps, again = catches(shell, signum), shell in self._shells
-            for child in children.get(shell, []):
-                a_shell = is_shell(words(child))
-                hears = a_shell or signum in OF_TERMINALS or catches(child, signum)
-                left = traps and (again or not hears or not _in_foreground(child, shell))
-                below[child] = shell if left or below.get(shell) else 0
-                shells += [child] * a_shell
-        self._shells.update(shell for shell in shells if not below.get(shell))
-        return below
+    def _below(
+        self, shell: int, signum: int, children: Mapping[int, Sequence[int]], teller: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """
+        Yield what a shell and the shells below it wait for, each with the shell that is to tell it, 0 for us.
+
+        A shell comes before its children, as it would go on after one, and the last child first: in a pipeline that is
+        the reader, for whom the end of the writer is the end of its data.
+        """
+        # What a shell that has been told before has in its foreground may be its trap's own command.
+        traps, again = catches(shell, signum), shell in self._shells
+        if not teller:
+            self._shells.add(shell)
+        for child in reversed(children.get(shell, [])):
+            a_shell = is_shell(words(child))
+            hears = a_shell or signum in OF_TERMINALS or catches(child, signum)
+            left = traps and (again or not hears or not _in_foreground(child, shell))
+            its_teller = shell if left or teller else 0
+            yield child, its_teller
+            if a_shell:
+                yield from self._below(child, signum, children, its_teller)
 
     def tell_late(self, now: float) -> None:
         """Tell those that live on although for a while nobody else has been there to tell them, or to write to them."""
@@ -115,9 +121,9 @@ class BelowShells:
         if pid not in self.told:
             before = {*self.told}
             self._release(pid)
-            self.told.add(pid)
+            self.told[pid] = None
             self.look(pid, self._signum)
-            tell(self.told - before, self._signum)
+            tell((each for each in self.told if each not in before), self._signum)
 
     def _has_somebody(self, pid: int) -> bool:
         if pid in self.heirs:
@@ -130,7 +136,7 @@ class BelowShells:
     def forget(self, pid: int) -> None:
         """Leave out a process that has been collected: its number may be another's soon."""
         self._release(pid)
-        self.told.discard(pid)
+        self.told.pop(pid, None)
         self._shells.discard(pid)
 
     def _release(self, pid: int) -> None:
