@@ -319,7 +319,7 @@ def test_find_torchrun(tmp_path):
 
 def test_a_command_that_ends_well_when_it_is_told_to_has_not_finished():
     """A job that was preempted must not look as if it were done."""
-    script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05 & wait $!; done"
     words = (*AGENT, "launch", "--supervise", "--", "sh", "-c", script)
     with subprocess.Popen(words, env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.readline() == b"ready\n"

@@ -129,8 +129,10 @@ def dies(pid):
     return eventually(lambda: not alive(pid), within=WITHIN_S, what=f"{pid} ends")
 
 
-STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-GRACEFUL = ("sh", "-c", "trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+# Without `wait`, the copy of a shell that is about to become `sleep` would be told, too, and the shell would say so.
+STAY = "echo ready; while :; do sleep 0.1 & wait $!; done"
+STUBBORN = ("sh", "-c", f"trap '' TERM; {STAY}")
+GRACEFUL = ("sh", "-c", f"trap 'echo saved; exit 7' TERM; {STAY}")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

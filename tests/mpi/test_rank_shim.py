@@ -12,6 +12,7 @@ from mpi_ranks import (
     GRACEFUL,
     HOST,
     SIGNALS,
+    STAY,
     STUBBORN,
     WITHIN_S,
     alive,
@@ -157,7 +158,7 @@ def test_who_is_told_to_end_elsewhere(play, signum, warned):
 def test_what_mpirun_itself_ends(play, code):
     """Its daemon, the parent of a rank, tells the rank to end: no pod is deleted, and no host has lost the rank."""
     job = play(2)
-    ranks = job.ranks(2, "sh", "-c", f"trap 'exit {code}' TERM; echo ready; while :; do sleep 0.05; done")
+    ranks = job.ranks(2, "sh", "-c", f"trap 'exit {code}' TERM; {STAY}")
     assert ["ready\n"] * 2 == [rank.stdout.readline() for rank in ranks]
     with capture_logs() as logs:
         ranks[0].terminate()
@@ -207,7 +208,7 @@ def in_bash(program):
 def test_a_script_of_a_shell_has_time_for_its_checkpoint(play, by_launcher):
     """The shell ends at once, and its group only when what it waited for has saved; mpirun sees the shell's end."""
     job = play(1)
-    save = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    save = f"trap 'sleep 0.3; echo saved; exit 0' TERM; {STAY}"
     rank = job.rank(0, 1, *in_bash(("sh", "-c", save)))
     assert "ready\n" == rank.stdout.readline()
     job.world.stop(signal.SIGTERM) if by_launcher else elsewhere(rank, signal.SIGTERM)
@@ -227,7 +228,7 @@ def test_a_script_of_a_shell_has_time_for_its_checkpoint(play, by_launcher):
 def test_a_script_with_a_trap_has_time_for_its_checkpoint(play, script, code, said, by_launcher):
     """bash ends at once for a trap of EXIT alone, and runs another when its command has ended."""
     job = play(1)
-    save = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    save = f"trap 'sleep 0.3; echo saved; exit 0' TERM; {STAY}"
     rank = job.rank(0, 1, "bash", "-c", script.format(shlex.join(["sh", "-c", save])))
     assert "ready\n" == rank.stdout.readline()
     job.world.stop(signal.SIGTERM) if by_launcher else elsewhere(rank, signal.SIGTERM)
@@ -265,7 +266,7 @@ def test_a_program_of_another_user(play):
 def test_another_signal_reaches_what_a_shell_waits_for(play):
     """USR1 in place of SIGTERM would end the shell alone."""
     job = play(1, first=signal.SIGUSR1)
-    save = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    save = f"trap 'echo saved; exit 0' USR1; {STAY}"
     rank = job.rank(0, 1, *in_bash(("sh", "-c", save)))
     assert "ready\n" == rank.stdout.readline()
     job.world.stop(signal.SIGTERM)

@@ -14,6 +14,7 @@ import pytest
 from mpi_ranks import (
     GRACEFUL,
     HOST,
+    STAY,
     STUBBORN,
     WITHIN_S,
     elsewhere,
@@ -69,9 +70,7 @@ def test_nobody_leaves_before_the_last_one(play):
     job = play(2)
     began = time.monotonic()
     quick = job.rank(0, 2, *GRACEFUL)
-    slow = job.rank(
-        1, 2, "sh", "-c", "trap 'read x; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    )
+    slow = job.rank(1, 2, "sh", "-c", f"trap 'read x; echo saved; exit 0' TERM; {STAY}")
     assert ["ready\n"] * 2 == [rank.stdout.readline() for rank in (quick, slow)]
     job.world.stop(signal.SIGTERM)
     assert "saved\n" == quick.stdout.readline()
@@ -108,7 +107,7 @@ def test_the_grace_ends(play):
 def test_another_signal_first(play):
     """Programs that save at SIGUSR1 get it, and SIGTERM when the grace is nearly over; workers still say SIGTERM."""
     job = play(1, grace_s=8.0, first=signal.SIGUSR1)
-    script = "trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    script = f"trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; {STAY}"
     rank = job.rank(0, 1, "sh", "-c", script)
     assert "ready\n" == rank.stdout.readline()
     began = time.monotonic()
