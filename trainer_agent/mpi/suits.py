@@ -41,9 +41,11 @@ QUOTED = r"""'(?:\\\n|[^'\n])*'|"(?:\\(?s:.)|[^"\\\n])*"|\\(?s:.)"""
 NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOTED}|[^\s;&|()<>'\"])*")
 SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 # What is set between these, or behind `&&` and `||`, may not be set.
-OPENING, CLOSING = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
-# A value that says nothing: only another variable, or the arguments.
-UNKNOWN = re.compile(r"\$(\w+|[*@]|{\w+(:?-)?})")
+OPENING = {"if": "fi", "case": "esac", "for": "done", "select": "done", "while": "done", "until": "done", "{": "}"}
+BEFORE_OPENING = {"then", "else", "do", "!", "time", "{"}
+AND_OR = ("&&", "||")
+# A value that is another variable's, or the arguments.
+ANOTHERS = re.compile(r"\$({)?(\w+|[*@])(?(1)(:?-)?})")
 DEEPEST = 8  # nobody writes more substitutions into each other, and each takes a look at the whole text
 NAME = re.compile(r"\$({)?(\w+)(?(1)})")
 # ${MPIRUN:-mpirun}, $(which mpirun 2>/dev/null), and the latter in backticks.
@@ -178,22 +180,39 @@ def _is_program(word: str) -> bool:
 def _commands(text: str) -> list[list[str]]:
     """Return the words of each command in a shell's text, with `mpirun` for the variables that stand for it."""
     starting: dict[str, bool] = {}
-    depth, lines, commands = 0, _lines(text), []
+    opened: list[tuple[str, bool]] = []
+    lines, commands = _lines(text), []
     for line, perhaps in lines:
-        first = line[0] if line else ""
-        depth += (first in OPENING) - (first in CLOSING)
+        _open_and_close(line, opened, perhaps=perhaps)
         commands.append([_named(word, starting) for word in line])
-        _assign(line, starting, perhaps=perhaps or depth > 0)
+        _assign(line, starting, perhaps=perhaps or any(doubtful for _, doubtful in opened))
     # A function may use what is set only after it.
-    return commands + [[_named(word, starting) for word in line] for line, _ in lines]
+    again = ([_named(word, starting) for word in line] for line, _ in lines)
+    return commands + [late for late, early in zip(again, commands, strict=True) if late != early]
+
+
+def _open_and_close(line: Sequence[str], opened: list[tuple[str, bool]], *, perhaps: bool) -> None:
+    """Keep the words that will close what is open, each with whether what is inside may not be run."""
+    for word in line:
+        if word in OPENING:
+            opened.append((OPENING[word], perhaps or word != "{"))
+        elif opened and word == opened[-1][0]:
+            opened.pop()
+        if word not in BEFORE_OPENING:
+            break
 
 
 def _assign(line: Sequence[str], starting: dict[str, bool], *, perhaps: bool) -> None:
     """Take down which variables stand for what starts the ranks; one that is set `perhaps` by all of its values."""
     for name, _, value in (word.partition("=") for word in line if "=" in word):
-        if value and not UNKNOWN.fullmatch(value):
-            starts = any(_starts(command) for command, _ in _lines(_named(value, starting)))
+        if other := ANOTHERS.fullmatch(value):
+            starts = starting.get(other[2])
+        else:
+            starts = any(_starts(command) for command, _ in _lines(_named(value, starting))) if value else None
+        if starts is not None:
             starting[name] = starts and (not perhaps or starting.get(name, True))
+        elif value and not perhaps:
+            starting.pop(name, None)
 
 
 def _lines(text: str) -> list[tuple[list[str], bool]]:
@@ -207,10 +226,13 @@ def _lines(text: str) -> list[tuple[list[str], bool]]:
     for _ in range(DEEPEST):
         inner = [of_dollar or of_ticks for of_dollar, of_ticks in SUBSTITUTED.findall(text)]
         text = "\n".join((SUBSTITUTED.sub("$_", text), *inner))
-    return [
-        (_split(each[0]), text[max(0, each.start() - 2) : each.start()] in {"&&", "||"})
-        for each in COMMAND.finditer(text)
-    ]
+    found: list[tuple[list[str], bool]] = []
+    end = 0
+    for each in COMMAND.finditer(text):
+        if not each[0].isspace():
+            found.append((_split(each[0]), text[end : each.start()].lstrip().startswith(AND_OR)))
+            end = each.end()
+    return found
 
 
 def _program(asked: re.Match[str]) -> str:
