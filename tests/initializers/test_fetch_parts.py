@@ -57,6 +57,11 @@ def cut_parts(directory, _):
         os.truncate(part, MIB)
 
 
+def lengthen_parts(directory, _):
+    for part in parts(directory):
+        os.truncate(part, len(BODY) + 1)
+
+
 def ignore_it(_, attempt):
     """Nobody goes on with the part, which is removed."""
     attempt(5 * MIB, "g", ignore=("f",))
@@ -67,7 +72,7 @@ def ask_another_source(_, attempt):
     attempt(5 * MIB, uri="memory://test/")
 
 
-@pytest.mark.parametrize("meanwhile", [remove_parts, cut_parts, ignore_it, ask_another_source])
+@pytest.mark.parametrize("meanwhile", [remove_parts, cut_parts, lengthen_parts, ignore_it, ask_another_source])
 def test_what_was_noted_of_a_part_does_not_count_for_the_next(tmp_path, attempt, meanwhile):
     """Its space may be reserved and full of zeros when an attempt ends that began it anew."""
     attempt(30 * MIB)

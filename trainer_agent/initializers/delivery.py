@@ -372,12 +372,12 @@ class Delivery:
 
 
 def _holds(part: Path, saved: Saved) -> bool:
-    """Return whether a part is there and as long as what was noted of it: behind its end there would be zeros."""
+    """Return whether a part is there and has what was noted of it, for behind its end come zeros, and no more."""
     try:
         size = part.stat().st_size
     except FileNotFoundError:
         return False
-    return all(stop <= size for stop, _ in saved.ranges.values())
+    return size <= saved.size and all(stop <= size for stop, _ in saved.ranges.values())
 
 
 @dataclass(frozen=True)
