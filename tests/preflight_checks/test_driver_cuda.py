@@ -127,7 +127,7 @@ def test_the_torch_of_this_machine(nvml_standin, tmp_path):
     [
         ("exit 1", "cannot import torch (exit code 1)"),
         ("echo 5", "cannot import torch (exit code 0)"),
-        ("sleep 60", "no answer within 0.5 s"),
+        ("sleep 60", "no answer within 2 s"),
     ],
 )
 def test_a_python_without_torch_is_no_fault(tmp_path, script, reason):
@@ -135,7 +135,7 @@ def test_a_python_without_torch_is_no_fault(tmp_path, script, reason):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    torch, why = read_torch(context_of(tmp_path), str(python), timeout_s=0.5)
+    torch, why = read_torch(context_of(tmp_path), str(python), timeout_s=2)
 
     assert torch is None
     assert why.endswith(reason)

@@ -125,6 +125,6 @@ def test_how_a_probe_was_killed_comes_along(host, probe):
     """Also from side by side, where each has a process of its own."""
     text = "import signal, sys; print('at: copies', file=sys.stderr, flush=True); signal.pause()"
 
-    (late,) = ask_side_by_side(context(host), probe(text), [({}, {})], timeout_s=0.5)
+    (late,) = ask_side_by_side(context(host), probe(text), [({}, {})], timeout_s=2)
 
     assert (True, "at: copies\n", -9) == (late.ended.timed_out, late.ended.stderr, late.ended.code)

@@ -236,13 +236,13 @@ def test_a_path_that_hangs_is_named_and_holds_up_no_other(tmp_path):
         return write_and_read(path, name)
 
     began = time.monotonic()
-    outcome = examine([target(tmp_path / "dead"), target(tmp_path / "good")], probe=probe, timeout_s=0.5)
+    outcome = examine([target(tmp_path / "dead"), target(tmp_path / "good")], probe=probe, timeout_s=2)
 
-    message = f"{tmp_path}/dead gives no answer within 0.5 s, {WANTED} (required)"
+    message = f"{tmp_path}/dead gives no answer within 2 s, {WANTED} (required)"
     assert [("error", "storage-hung", message, Action.RESCHEDULE)] == found(outcome)
     assert [f"{tmp_path}/good"] == list(outcome.measurements["paths"])
     assert [] == files_under(tmp_path)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 def killed_when(call, ready):
