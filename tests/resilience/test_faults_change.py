@@ -17,7 +17,7 @@ def changing(tmp_path, data):
     """Return a copy of the bucket that may be changed, its server and a slow proxy in front of it."""
     directory = tmp_path / "bucket"
     shutil.copytree(data.directory, directory / "data")
-    with PlainS3(read_directory(directory)) as server, FaultProxy(server.server_port, bytes_per_s=100e6) as proxy:
+    with PlainS3(read_directory(directory)) as server, FaultProxy(server.server_port, bytes_per_s=50e6) as proxy:
         yield directory, server, proxy
 
 
@@ -25,18 +25,19 @@ def changing(tmp_path, data):
 def test_a_replaced_object_is_never_mixed(agent, changing, destination):
     """Old and new bytes do not meet in one file: 20, and the next run fetches the new one."""
     directory, server, proxy = changing
+    new = directory / "new-big"
+    new.write_bytes(b"n" * 96 * MIB)
+    stored = Stored.of(new)
     run = agent(endpoint=proxy.endpoint)
     assert proxy.wait(lambda: proxy.served("big") > 8 * MIB)
-    new = directory / "data" / "new-big"
-    new.write_bytes(b"n" * 96 * MIB)
-    new.replace(directory / "data" / "big.bin")
-    server.objects["data/big.bin"] = Stored.of(directory / "data" / "big.bin")
+    server.objects["data/big.bin"] = stored
     # Whatever was asked before goes on; whoever asks again is told.
     proxy.down()
     proxy.up()
 
     assert run.finish() == 20, run.output
     assert run.error == "source-changed"
+    shutil.copyfile(new, directory / "data" / "big.bin")
     old_and_new = Data(directory / "data")
     assert old_and_new.wrong(destination) == []
     assert agent(endpoint=proxy.endpoint).finish() == 0
@@ -46,7 +47,7 @@ def test_a_replaced_object_is_never_mixed(agent, changing, destination):
 @pytest.mark.lab
 def test_a_server_that_dies_ends_the_run_in_time_and_the_next_goes_on(agent, data, destination, proxy):
     """What has arrived of a file is kept: next to nothing is fetched twice."""
-    proxy.pace.bytes_per_s = 100e6
+    proxy.pace.bytes_per_s = 50e6
     run = agent("--timeout", "4")
     assert proxy.wait(lambda: proxy.served("big") > 40 * MIB)
     proxy.down()
