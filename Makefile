@@ -70,7 +70,7 @@ images:
 
 test-containers: $(READY)
 	$(BIN)/python tests/containers/building.py
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=0 --timeout 300 -m containers tests/containers
+	$(BIN)/python -m pytest -n 2 --durations=0 --timeout 300 -m containers tests/containers
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
