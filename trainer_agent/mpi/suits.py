@@ -42,7 +42,6 @@ NOISE = re.compile(rf"({QUOTED})|(?<![^\s;&|(])#.*|\d?&?[<>]+[&|]?[ \t]*(?:{QUOT
 SUBSTITUTED = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 # What is set between these, or behind `&&` and `||`, may not be set.
 OPENING = {"if": "fi", "case": "esac", "for": "done", "select": "done", "while": "done", "until": "done", "{": "}"}
-BEFORE_OPENING = {"then", "else", "do", "!", "time", "{"}
 AND_OR = ("&&", "||")
 # A value that is another variable's, or the arguments.
 ANOTHERS = re.compile(r"\$({)?(\w+|[*@])(?(1)(:?-)?})")
@@ -198,20 +197,22 @@ def _open_and_close(line: Sequence[str], opened: list[tuple[str, bool]], *, perh
             opened.append((OPENING[word], perhaps or word != "{"))
         elif opened and word == opened[-1][0]:
             opened.pop()
-        if word not in BEFORE_OPENING:
+        if word not in PREFIXES:
             break
 
 
 def _assign(line: Sequence[str], starting: dict[str, bool], *, perhaps: bool) -> None:
     """Take down which variables stand for what starts the ranks; one that is set `perhaps` by all of its values."""
     for name, _, value in (word.partition("=") for word in line if "=" in word):
+        if not value:
+            continue
         if other := ANOTHERS.fullmatch(value):
             starts = starting.get(other[2])
         else:
-            starts = any(_starts(command) for command, _ in _lines(_named(value, starting))) if value else None
+            starts = any(_starts(command) for command, _ in _lines(_named(value, starting)))
         if starts is not None:
             starting[name] = starts and (not perhaps or starting.get(name, True))
-        elif value and not perhaps:
+        elif not perhaps:
             starting.pop(name, None)
 
 
