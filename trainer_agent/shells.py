@@ -119,11 +119,11 @@ class BelowShells:
 
     def _tell(self, pid: int) -> None:
         if pid not in self.told:
-            before = {*self.told}
+            known = len(self.told)
             self._release(pid)
             self.told[pid] = None
             self.look(pid, self._signum)
-            tell((each for each in self.told if each not in before), self._signum)
+            tell([*self.told][known:], self._signum)
 
     def _has_somebody(self, pid: int) -> bool:
         if pid in self.heirs:
