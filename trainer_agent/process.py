@@ -231,13 +231,14 @@ def write_whole(fd: int, data: bytes, *, within_s: float | None = None) -> bytes
     poll.register(fd, select.POLLOUT)
     at_once = select.PIPE_BUF if within_s is not None else len(data)  # so much a pipe with room takes without waiting
     deadline = time.monotonic() + (within_s or 0.0)
+    left = memoryview(data)
     with suppress(OSError):
-        while data:
+        while left:
             if not poll.poll(None if within_s is None else 1000 * max(0.0, deadline - time.monotonic())):
                 break
             with suppress(BlockingIOError):  # somebody who has this file, too, wants no waiting
-                data = data[os.write(fd, data[:at_once]) :]
-    return data
+                left = left[os.write(fd, left[:at_once]) :]
+    return bytes(left)
 
 
 def kill_descendants(signum: int = signal.SIGKILL) -> None:

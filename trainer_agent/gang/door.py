@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.isolation import Children, run_all
+from trainer_agent.process import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,20 +44,14 @@ class Door:
     def __init__(self, port: int) -> None:
         read, self.write = os.pipe()
         os.set_blocking(self.write, False)
+        self.untold = b""
         self.children = Children()
         self.children.start(partial(_keep, port, read, self.write), math.inf)
         os.close(read)
 
     def tell(self, status: Mapping[str, Any]) -> None:
-        """Set what is told from now on."""
-        view = memoryview(f"{json.dumps(status)}\n".encode())
-        deadline = time.monotonic() + TELL_S
-        with suppress(BrokenPipeError):
-            while view and time.monotonic() < deadline:
-                try:
-                    view = view[os.write(self.write, view) :]
-                except BlockingIOError:
-                    time.sleep(0.005)
+        """Set what is told from now on; what the door does not take within `TELL_S` goes before what is told next."""
+        self.untold = write_whole(self.write, self.untold + f"{json.dumps(status)}\n".encode(), within_s=TELL_S)
 
     def close(self) -> None:
         """Close it."""
