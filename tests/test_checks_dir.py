@@ -352,7 +352,7 @@ def test_what_is_mounted_read_only_needs_no_modes(folder, put):
     folder.chmod(0o777)
     script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
     own = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--mount", "sh", "-c", script, "sh"]
-    if subprocess.run([*own, folder, "true"], capture_output=True, timeout=10, check=False).returncode:
+    if subprocess.run([*own, folder, "true"], capture_output=True, timeout=60, check=False).returncode:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no mount namespace can be made here")
 
     argv = [sys.executable, "-m", "trainer_agent", "preflight", "--checks-dir", str(folder), "--checks", "widgets"]

@@ -183,7 +183,7 @@ def test_signals_in_our_own_code(tmp_path, signum, code):
     # Opening the other end returns when the agent has opened its own.
     with subprocess.Popen([*AGENT, "report", str(fifo)], stderr=subprocess.PIPE) as agent, fifo.open("w"):
         agent.send_signal(signum)
-        assert (code, b"") == (agent.wait(timeout=10), agent.stderr.read())
+        assert (code, b"") == (agent.wait(timeout=60), agent.stderr.read())
 
 
 def test_a_signal_before_the_command_line_is_there(tmp_path):
@@ -195,7 +195,7 @@ def test_a_signal_before_the_command_line_is_there(tmp_path):
     # Opening the other end returns when the import has opened its own.
     with subprocess.Popen([*AGENT, "checks"], env=environ, stderr=subprocess.PIPE) as agent, fifo.open("w"):
         agent.send_signal(signal.SIGTERM)
-        assert (143, b"") == (agent.wait(timeout=10), agent.stderr.read())
+        assert (143, b"") == (agent.wait(timeout=60), agent.stderr.read())
 
 
 @pytest.mark.parametrize("words", [("preflight",), ("run", "--", "true")])

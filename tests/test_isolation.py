@@ -15,6 +15,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marked import gone
 
 from trainer_agent import isolation
 from trainer_agent.isolation import CrashedError, IsolatedError, TimedOutError, isolated, run_all
@@ -47,16 +48,6 @@ class Unwritable:
 
     def __reduce__(self):
         raise RuntimeError("not me")
-
-
-def gone(pid, *, within_s=5.0):
-    """Return whether a process ends in time."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        select.select([], [], [], 0.01)
-    return False
 
 
 def test_values_come_back():
@@ -160,13 +151,13 @@ def test_side_by_side():
     """Many waits take about as long as the longest, and the answers keep their order."""
 
     def wait(index):
-        select.select([], [], [], 0.5)
+        select.select([], [], [], 2.0)
         return index
 
     began = time.monotonic()
     answers = run_all([(lambda i=i: wait(i), 30.0) for i in range(10)])
     assert list(range(10)) == [a.value for a in answers]
-    assert time.monotonic() - began < 4.0  # one after the other, 5
+    assert time.monotonic() - began < 16  # one after the other, 20
 
 
 def test_one_of_many_fails():
@@ -175,7 +166,7 @@ def test_one_of_many_fails():
     kinds = [type(a.error) for a in answers]
     assert [TimedOutError, CrashedError, CrashedError, type(None)] == kinds
     assert answers[3].value == 1
-    assert 0.2 <= answers[0].duration_s < 5
+    assert 0.2 <= answers[0].duration_s < 20
     assert [] == run_all([])
 
 
@@ -204,7 +195,7 @@ def test_termination_kills_the_children(signum):
     with subprocess.Popen([sys.executable, "-c", DRIVER], **pipes) as driver:
         pids = [int(driver.stderr.readline()) for _ in range(2)]
         driver.send_signal(signum)
-        assert (f"signal {signum.value}\n", "") == driver.communicate(timeout=10)
+        assert (f"signal {signum.value}\n", "") == driver.communicate(timeout=60)
     assert [True, True] == [gone(pid) for pid in pids]
 
 
@@ -217,7 +208,7 @@ os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM)
 def test_a_signal_in_the_moment_of_the_fork():
     """Python swallows what a handler raises in its hooks after a fork, so the signal must wait until they are over."""
     argv = [sys.executable, "-c", AFTER_FORK + DRIVER]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ("signal 15\n", 0) == (done.stdout, done.returncode)
     assert "Exception ignored" not in done.stderr
 

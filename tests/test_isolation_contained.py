@@ -107,7 +107,7 @@ def test_sigterm_is_passed_on_and_then_enforced(lines, told):
         parent.send_signal(signal.SIGTERM)
         began = time.monotonic()
         output += parent.stderr.read()
-        code = parent.wait(timeout=10)
+        code = parent.wait(timeout=60)
 
     assert (143, told) == (code, output.splitlines())
     assert time.monotonic() - began < 30

@@ -239,7 +239,7 @@ def test_supervise_stops_in_time(tmp_path):
     with subprocess.Popen(words, env={"PATH": "/bin", "HOSTNAME": "pod-1"}, **pipes) as agent:
         agent.stdout.readline()
         agent.send_signal(signal.SIGTERM)
-        agent.communicate(timeout=20)
+        agent.communicate(timeout=60)
     expected = {"exit_code": 143, "reason": "stopped by SIGTERM", "host": "pod-1"}
     assert (143, expected) == (agent.returncode, json.loads(log.read_text()))
 
@@ -301,7 +301,7 @@ def test_a_signal_while_waiting():
     with subprocess.Popen([*AGENT, "launch", "t.py"], env=environ, stderr=subprocess.PIPE) as agent:
         agent.stderr.readline()  # the number of processes is logged just before the wait
         agent.send_signal(signal.SIGTERM)
-        assert (143, b"") == (agent.wait(timeout=10), agent.stderr.read())
+        assert (143, b"") == (agent.wait(timeout=60), agent.stderr.read())
 
 
 def test_find_torchrun(tmp_path):
@@ -324,6 +324,6 @@ def test_a_command_that_ends_well_when_it_is_told_to_has_not_finished():
     with subprocess.Popen(words, env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout.readline() == b"ready\n"
         run.terminate()
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=60)
     assert 143 == run.returncode
     assert ("training ended", "stopped by SIGTERM") in events(err.decode(), "event", "reason")

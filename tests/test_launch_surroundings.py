@@ -42,7 +42,7 @@ def test_sigterm_is_forwarded_though_nobody_reads_the_log(tmp_path):
         agent.stdout.readline()
         agent.stderr.close()
         agent.send_signal(signal.SIGTERM)
-        assert 143 == agent.wait(timeout=20)
+        assert 143 == agent.wait(timeout=60)
     assert (tmp_path / "c").exists()
 
 
@@ -56,7 +56,7 @@ def test_nohup(tmp_path, mode):
         agent.stdout.readline()
         agent.send_signal(signal.SIGHUP)
         agent.send_signal(signal.SIGUSR1)
-        assert 5 == agent.wait(timeout=20)
+        assert 5 == agent.wait(timeout=60)
 
 
 IGNORANT = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
@@ -72,7 +72,7 @@ def test_whoever_starts_it_may_ignore_the_end_of_children(words):
         [sys.executable, "-c", IGNORANT, *AGENT, *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as agent:
         try:
-            _, err = agent.communicate(timeout=20)
+            _, err = agent.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             agent.kill()
             raise

@@ -45,7 +45,7 @@ def rehearse(tmp_path):
     for process in running:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def left_behind(script):

@@ -74,7 +74,7 @@ def test_by_hand_on_any_machine_it_says_go(report):
     assert OURS == [c["name"] for c in data["checks"]]
     assert code in (0, 10)
     assert {"fail", "error"}.isdisjoint(statuses(data).values())
-    assert data["duration_s"] < 2
+    assert data["duration_s"] < 20
 
 
 def test_every_exit_code(report):
@@ -307,7 +307,7 @@ def test_thresholds_with_a_mistake_shut_the_gate(report, tmp_path, value):
     assert {"gpu-health": "fail", "gpu-link": "fail"} == {n: s for n, s in statuses(data).items() if n != "shm"}
     shut = [c for c in data["checks"] if c["name"] != "shm"]
     assert [["gpu-thresholds-invalid"]] * 2 == [[f["code"] for f in c["findings"]] for c in shut]
-    assert data["duration_s"] < 6
+    assert data["duration_s"] < 30
 
 
 def test_nobody_reads_standard_output_and_the_report_is_written(tmp_path):

@@ -268,7 +268,7 @@ def test_a_pod_that_is_deleted_while_it_imports_torch_ends_and_leaves_nothing(st
     process = start(rank)
     until(lambda: any("gang_probe" in words for words in command_lines(mark)))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=2)
+    process.communicate(timeout=60)
 
     assert 143 == process.returncode
     assert [] == marked(**mark)
@@ -278,7 +278,7 @@ def test_rank_0_is_deleted_while_it_waits_and_closes_the_meeting_place(start, ma
     process = start(0)
     until(lambda: reachable(port + 1))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=2)
+    process.communicate(timeout=60)
 
     assert (143, False, False) == (process.returncode, reachable(port + 1), reachable(port + 2))
     assert [] == marked(**mark)

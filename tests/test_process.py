@@ -90,7 +90,7 @@ def test_write_whole_where_nobody_reads(blocking):
     os.set_blocking(write, blocking)
     began = time.monotonic()
     left = len(process.write_whole(write, b"x" * 300_000, within_s=0.2))
-    assert 0.2 <= time.monotonic() - began < 2
+    assert 0.2 <= time.monotonic() - began < 20
     assert b"" == process.write_whole(write, b"", within_s=0)
     taken = len(os.read(read, 300_000))
     assert 300_000 == taken + left

@@ -3,8 +3,8 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
+from marked import gone
 
 from trainer_agent.catalogue import Listed
 from trainer_agent.cgroup import read_limits
@@ -187,23 +187,13 @@ def test_what_a_check_leaves_running_is_killed(context, tmp_path):
     assert gone(int(file.read_text()))
 
 
-def gone(pid):
-    """Return whether a process has ended, within a second; a zombie has."""
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        wait_for(0.01)
-    return False
-
-
 def test_the_budget_cuts_the_deadline_of_a_check(context):
     began = time.monotonic()
 
     result = run(context, lambda c: wait_for(), timeout_s=0.3)
 
     assert broke(f"ran out of time: no answer within 0.3 s{CUT}") == result.message
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def test_a_check_has_its_own_deadline_within_the_budget(context):
@@ -222,19 +212,22 @@ def test_a_check_that_waits_for_other_nodes_is_not_cut_by_the_budget(context):
     assert "they came" == run_checks(listed, context, timeout_s=0.1)[0].message
 
 
-def test_checks_run_side_by_side_and_keep_their_order(context):
+def test_checks_run_side_by_side_and_keep_their_order(context, tmp_path):
+    """Each waits until all are there; the last ends first."""
+
     def after(seconds):
         def function(c):
+            (tmp_path / f"{seconds}").touch()
+            while len(list(tmp_path.iterdir())) < 3:
+                wait_for(0.01)
             wait_for(seconds)
             return Outcome(f"{seconds}")
 
         return function
 
-    began = time.monotonic()
-    results = run_checks([Ready(f"c{s}", after(s)) for s in (0.5, 0.1, 0.3)], context, timeout_s=5)
+    results = run_checks([Ready(f"c{s}", after(s)) for s in (0.3, 0.2, 0.1)], context, timeout_s=60)
 
-    assert [("c0.5", "0.5"), ("c0.1", "0.1"), ("c0.3", "0.3")] == [(r.name, r.message) for r in results]
-    assert time.monotonic() - began < 0.85
+    assert [("c0.3", "0.3"), ("c0.2", "0.2"), ("c0.1", "0.1")] == [(r.name, r.message) for r in results]
 
 
 def test_a_check_that_does_not_load_is_an_error_and_the_others_run(context):

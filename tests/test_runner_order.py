@@ -92,7 +92,7 @@ def test_a_busy_check_gets_what_is_left_of_the_budget(context):
 
     assert Status.ERROR is result.status
     assert "the check ran out of time: no answer within 0.4 s" in result.message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
 
 
 def test_a_busy_check_is_told_what_is_left(context):

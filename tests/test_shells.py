@@ -192,13 +192,13 @@ def test_a_shell_that_gets_two_signals(tmp_path):
     with running("trap '[SAVE]' TERM; [a] & wait", tmp_path, programs=1) as (shell, pids):
         below = looked(shell, term)
         os.kill(shell, term)
-        eventually(lambda: below.look(shell, term) or len(below.heirs) > 1, within=10, what="the trap runs")
+        eventually(lambda: below.look(shell, term) or len(below.heirs) > 1, what="the trap runs")
         assert ({}, True) == (below.told, int(pids["a"]) in below.heirs)
 
 
 def ends(pid):
     """Return whether a process ends soon."""
-    return eventually(lambda: not living([pid]), within=10, what=f"{pid} ends")
+    return eventually(lambda: not living([pid]), what=f"{pid} ends")
 
 
 def test_who_outlives_a_shell_with_a_trap(tmp_path):
@@ -313,7 +313,7 @@ def test_a_process_of_another_user():
 
 def test_the_command_of_a_process():
     with subprocess.Popen(["sleep", "60"]) as started:
-        eventually(lambda: words(started.pid)[0] == "sleep", within=10, what="it runs")
+        eventually(lambda: words(started.pid)[0] == "sleep", what="it runs")
         started.kill()
     assert ([""], os.getppid()) == (words(started.pid), parent(os.getpid()))
 

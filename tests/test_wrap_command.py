@@ -323,5 +323,5 @@ def test_interrupted_while_it_checks(image):
                 break
         os.kill(process.pid, signal.SIGTERM)
         process.stderr.read()
-        assert 143 == process.wait(20)
+        assert 143 == process.wait(60)
     assert not Path(image.environment).exists()

@@ -13,7 +13,7 @@ from trainer_agent.errors import FatalError
 def test_the_loader_starts_what_names_it():
     """It is the one in the program's own head."""
     real = Path("/proc/self/exe").readlink()
-    done = subprocess.run([loader_of(real), real, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([loader_of(real), real, "--version"], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.startswith("Python 3.")
 

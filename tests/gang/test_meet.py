@@ -205,11 +205,11 @@ def test_a_history_that_does_not_answer_holds_nobody_up(context, first, tmp_path
     asked = Asked(1.0, 0, "", "", str(tmp_path / "history"))
     began = time.monotonic()
     assert () == plan_of(context(), asked).history
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < HISTORY_S
 
     assert () == plan_of(first(), asked).history
     _remember(asked.history, Plan(4), measured(passed=True))
-    assert time.monotonic() - began < 2 * HISTORY_S + 3.0
+    assert time.monotonic() - began < 2 * HISTORY_S + 20
 
 
 # ---- the report

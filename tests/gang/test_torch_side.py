@@ -20,8 +20,6 @@ from trainer_agent.gang.store import StoreLostError
 from trainer_agent.gang.torch_side import TorchSide, TorchSideError, TorchStore, _Pipe
 from trainer_agent.process import is_alive
 
-eventually = partial(until, limit_s=20)
-
 pytestmark = pytest.mark.lab
 
 PROGRAM = str(Path(preflight_checks.__file__).parent / "probes" / "gang_probe.py")
@@ -120,7 +118,7 @@ def results(sides, ranks, on_event=lambda event: None):
                 found[node] = result
         return len(found) == len(ranks)
 
-    eventually(listen)
+    until(listen)
     return [found[node] for node in sorted(found)]
 
 
@@ -314,9 +312,9 @@ def test_asking_one_that_has_ended_raises(sides):
     psutil.Process(first.program.guard).children()[0].kill()
 
     with pytest.raises(TorchSideError, match="was killed by signal 9"):
-        eventually(lambda: first.events(1.0) and False)
+        until(lambda: first.events(1.0) and False)
     with pytest.raises(TorchSideError, match="was killed by signal 9"):
-        eventually(lambda: first.ask("has", keys=["text"]) and False)
+        until(lambda: first.ask("has", keys=["text"]) and False)
 
 
 def test_nothing_is_left_when_it_is_closed(port):
@@ -325,7 +323,7 @@ def test_nothing_is_left_when_it_is_closed(port):
         side.wait_until_ready(60)
         side.ask("serve", port=port, **OPEN)
         side.give({0: {}})
-        pids = eventually(lambda: len(found := family(side.program.guard)) >= 3 and found)
+        pids = until(lambda: len(found := family(side.program.guard)) >= 3 and found)
 
     assert [] == [pid for pid in pids if is_alive(pid)]
     assert files == set(Path("/proc/self/fd").iterdir())
@@ -338,7 +336,7 @@ def test_nothing_is_left_when_the_agent_is_killed(port):
         agent.kill()
 
     assert len(pids) >= 3
-    assert eventually(lambda: not [pid for pid in pids if is_alive(pid)])
+    assert until(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
 def test_ranks_of_two_nodes_exchange(sides, port):

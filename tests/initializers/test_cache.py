@@ -49,7 +49,7 @@ def test_termination_leaves_all_for_the_next_run(cluster, cache):
     with subprocess.Popen([sys.executable, "-c", SERVE], env=environ, stdout=subprocess.PIPE, text=True) as process:
         cluster.until("watch", "leaderworkersets")
         process.terminate()
-        said = process.communicate(timeout=20)[0]
+        said = process.communicate(timeout=60)[0]
 
     assert said.splitlines()[-1] == "terminated by 15"
     assert cluster.names() == ALL
@@ -97,7 +97,7 @@ def test_a_head_that_never_answers_does_not_hang(cluster, cache):
         error = failure(RetryError, source, *available(cluster), seconds=3)
 
     assert (error.code, error.exit_code) == ("cache-not-serving", ExitCode.RETRY)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert cluster.names() == {TRAIN_JOB}
 
 

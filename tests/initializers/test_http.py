@@ -52,7 +52,7 @@ def secure(certificate):
 @pytest.fixture(params=["wire", "urllib3"])
 def client(request, origin):
     """Return a client that asks `origin` by our own wire, and one that has found that only urllib3 will do there."""
-    made = HttpClient({}, stall_s=0.2)
+    made = HttpClient({}, stall_s=2)
     if request.param == "urllib3":
         read(made, f"{origin.url}/unframed")
         origin.asked.clear()
@@ -195,7 +195,7 @@ def test_a_body_that_ends_early_or_stalls_may_pass(client, origin, path):
 
 def test_a_stall_over_tls_may_pass_too(secure, certificate):
     url = f"{secure.url}/stalled"
-    client = HttpClient({"SSL_CERT_FILE": str(certificate)}, stall_s=0.2)
+    client = HttpClient({"SSL_CERT_FILE": str(certificate)}, stall_s=2)
 
     assert unavailable(url, "ReadTimeout") == failure(read, client, url)
 

@@ -151,13 +151,13 @@ def test_nobody_waits_for_another_who_is_hashing(data):
 
         def update(self, piece):
             hashing.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             whole.update(piece)
 
     proof._hash = Slow()
     first = threading.Thread(target=arrive, args=(proof, data, DATA, 0, 100))
     first.start()
-    assert hashing.wait(10)
+    assert hashing.wait(60)
     arrive(proof, data, DATA, 100, len(DATA))
     go_on.set()
     first.join()

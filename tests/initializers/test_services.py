@@ -29,7 +29,7 @@ def test_all_are_waited_for():
     """Each gets the deadline."""
     release = threading.Event()
     services = [Service(), Service(until=release)]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     setup = Setup(services, deadline=deadline)
     setup.check()
     release.set()

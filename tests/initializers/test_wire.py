@@ -322,7 +322,7 @@ def test_a_stall_is_given_up(serve, answer, tls):
     with pytest.raises(TimeoutError if tls else BlockingIOError):
         read(wire)
 
-    assert 0.2 < time.monotonic() - began < 4
+    assert 0.2 < time.monotonic() - began < 20
 
 
 def test_nobody_there():
@@ -352,7 +352,7 @@ def test_each_thread_has_a_connection_of_its_own(serve):
     # The server serves one connection after the other, so this one's has to end first.
     wire._kept.connection.close()
     thread.start()
-    thread.join(10)
+    thread.join(60)
 
     assert (answers, server.connections) == ([b"one", b"two"], 2)
 
@@ -389,4 +389,4 @@ def test_a_stranger_is_not_trusted(tmp_path):
         wire = Wire(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=ssl.create_default_context(), stall_s=5)
         with pytest.raises(ssl.SSLCertVerificationError):
             read(wire)
-        thread.join(10)
+        thread.join(60)

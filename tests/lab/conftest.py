@@ -91,7 +91,7 @@ def memory_cgroup() -> Iterator[Path]:
     except OSError as error:
         without(f"no memory limit can be set here: {error}")
     finally:
-        eventually(lambda: removed(path), within=5, what="the cgroup is empty")
+        eventually(lambda: removed(path), what="the cgroup is empty")
 
 
 def memory_parent() -> Path:

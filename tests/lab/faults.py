@@ -159,7 +159,7 @@ class Stranger(Fault):
     """Somebody who talks to a port that is none of his business; `container` prints what he did."""
 
     def __init__(self, container: Container) -> None:
-        super().__init__(lambda: kill(container), lambda: container.wait(within=10))
+        super().__init__(lambda: kill(container), container.wait)
         self.container = container
 
 

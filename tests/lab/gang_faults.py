@@ -56,10 +56,10 @@ def stage(nodes: int) -> Iterator[tuple[Lab, Path]]:
             yield lab, directory
 
 
-def perform(name: str, lab: Lab, directory: Path) -> Outcome:
+def perform(name: str, lab: Lab, directory: Path, *, patience: int = 1) -> Outcome:
     """Do a fault to a gang once, and judge what everybody said."""
     lab.publish()
-    play = Play(lab, len(lab.pods) - 1, directory)
+    play = Play(lab, len(lab.pods) - 1, directory, patience)
     FAULTS[name][0](play)
     survivors = [member for member in play.members if member.rank not in play.but]
     ended = results(survivors, within=WITHIN_S)

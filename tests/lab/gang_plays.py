@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GANG_CHECKS = ("--checks", "roll-call,consistency,collective", "--profile", "standard")
 GANG_TIMEOUT_S, EACH_S = 15, 5  # two cores import torch for one node after the other
 PATIENT_S = 90  # where something else happens while they wait
-WITHIN_S = 110
+WITHIN_S = 200
 RANKS_STARTED = 3  # processes of the torch side: the one that forks, that of the store, and one rank
 
 
@@ -30,6 +30,7 @@ class Play:
     One gang and what is done to it.
 
     Args:
+        patience: how many times longer the nodes wait for each other than an idle machine makes them.
         wanted: the names that are right, each a set of ranks: one for a node, two for a link.
         but: ranks from which nothing is expected: they are gone, or cut off.
         harmed: whether processes are killed or stopped from outside, as PID 1 of a container of their own; if not, the
@@ -39,6 +40,7 @@ class Play:
     lab: Lab
     nodes: int
     directory: Path
+    patience: int = 1
     wanted: list[set[int]] = field(default_factory=list)
     but: set[int] = field(default_factory=set)
     members: list[Member] = field(default_factory=list)
@@ -52,7 +54,7 @@ class Play:
 
     def start(self, *, ranks: Sequence[int] | None = None, env_of=None, timeout_s: int = 0) -> None:
         """Start the nodes, all of them or some; `timeout_s` is how long they wait for each other, unless as usual."""
-        waits_s = timeout_s or max(GANG_TIMEOUT_S, EACH_S * self.nodes)
+        waits_s = timeout_s or self.patience * max(GANG_TIMEOUT_S, EACH_S * self.nodes)
         chosen = ("--gang-timeout", str(waits_s), *GANG_CHECKS)
         shared = not self.harmed
         self.members += start_gang(self.lab, self.nodes, ranks=ranks, options=chosen, env_of=env_of, shared=shared)
@@ -67,11 +69,11 @@ class Play:
         """Wait until nodes have said hello to rank 0."""
         for rank in ranks:
             said = self.member(rank).container
-            eventually(lambda said=said: '"joined the gang"' in said.stderr, within=60, what=f"{rank} has joined")
+            eventually(lambda said=said: '"joined the gang"' in said.stderr, what=f"{rank} has joined")
 
     def computing(self, rank: int) -> None:
         """Wait until the rank of a node is at work."""
-        eventually(lambda: torch_processes(self.member(rank)) >= RANKS_STARTED, within=60, what="its rank is at work")
+        eventually(lambda: torch_processes(self.member(rank)) >= RANKS_STARTED, what="its rank is at work")
 
 
 def torch_processes(member: Member) -> int:

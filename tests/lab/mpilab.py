@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOOLS = ("ssh", "ssh-keygen", "sshd")
 SSHD = "/usr/sbin/sshd"
 SSH_PORT = 2222
-SSHD_S = 5.0
+SSHD_S = 60.0
 SLOTS = 2
 # The pod's user that is not root, with the home that mpi-operator mounts the key in.
 USER, USER_ID, USER_HOME = "mpiuser", 1000, "/home/mpiuser"
@@ -76,7 +76,7 @@ def make_key(directory: Path) -> Path:
     """Make a key pair as Trainer does, ECDSA P-521 in PEM; return the private key."""
     key = directory / "id_rsa"
     options = ("-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "", "-f", str(key))
-    subprocess.run(["ssh-keygen", *options], check=True, timeout=10)
+    subprocess.run(["ssh-keygen", *options], check=True, timeout=60)
     return key
 
 
@@ -163,7 +163,7 @@ class MpiJob:
 
     def _in(self, pod: Pod, *argv: str) -> None:
         command = [*self.lab.enter(pod.holder), *argv]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20, env={"PATH": PATH})
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={"PATH": PATH})
         if done.returncode:
             raise LabError(f"cannot furnish {pod.name}: {done.stderr.strip()}")
 

@@ -56,7 +56,7 @@ FRESH_PIDS = ("--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 RESOLV = f"search {NAMESPACE} svc.cluster.local cluster.local\nnameserver {GATEWAY}\noptions ndots:5\n"
 # What a container runtime does: enter the cgroup, mount the termination log, become the command.
 RUNTIME = 'set -e; [ -z "$1" ] || echo 0 >"$1/cgroup.procs"; mount --bind "$2" "$3"; cd "$4"; shift 4; exec "$@"'
-END_S = 5.0
+PATIENCE_S = 60.0  # what will happen happens later on a busy machine
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class LabError(Exception):
     """The lab cannot be built here."""
 
 
-def eventually(condition: Callable[[], T], *, within: float, what: str) -> T:
+def eventually(condition: Callable[[], T], *, within: float = PATIENCE_S, what: str) -> T:
     """Return the first true answer of `condition`, asked every 20 ms for `within` seconds."""
     deadline = time.monotonic() + within
     while not (answer := condition()):
@@ -202,7 +202,7 @@ class Lab:
         log = self.directory / "dns.log"
         with log.open("wb") as file:
             server = self.popen([*self.enter(self.holder), "dnsmasq", "--log-queries", *only, *where], stderr=file)
-        eventually(lambda: "started" in log.read_text(), within=5, what="dnsmasq has started")
+        eventually(lambda: "started" in log.read_text(), what="dnsmasq has started")
         self.name_server = children(server.pid)[0]
 
 
@@ -262,10 +262,10 @@ class Container:
     @cached_property
     def pid(self) -> int:
         """The pid of the command as it is here, outside: nsenter and unshare stand before it."""
-        unshare = eventually(lambda: children(self.process.pid), within=END_S, what="nsenter has a child")[0]
+        unshare = eventually(lambda: children(self.process.pid), what="nsenter has a child")[0]
         if self.shared:
             return unshare  # which has become the command, as it need not fork
-        return eventually(lambda: children(unshare), within=END_S, what="unshare has a child")[0]
+        return eventually(lambda: children(unshare), what="unshare has a child")[0]
 
     @property
     def stdout(self) -> str:
@@ -296,9 +296,9 @@ class Container:
         """Its length."""
         return (self.directory / "kubelet-file").stat().st_size
 
-    def printed(self, text: str, *, within: float) -> None:
+    def printed(self, text: str) -> None:
         """Wait for a line of standard output."""
-        eventually(lambda: text in self.stdout or self.ended, within=within, what=f"{text!r} is printed")
+        eventually(lambda: text in self.stdout or self.ended, what=f"{text!r} is printed")
         assert text in self.stdout, self.story()
 
     @property
@@ -311,7 +311,7 @@ class Container:
         os.kill(self.pid, signum)
         return time.monotonic()
 
-    def wait(self, *, within: float) -> int:
+    def wait(self, *, within: float = PATIENCE_S) -> int:
         """Return its exit code."""
         try:
             return self.process.wait(within)
@@ -355,4 +355,4 @@ class Container:
 def _collect(process: subprocess.Popen[bytes]) -> None:
     """The first process takes the whole tree with it; wrappers outside of it only need to be waited for."""
     process.kill()
-    process.wait(END_S)
+    process.wait(PATIENCE_S)

@@ -1,13 +1,9 @@
 """A real command below supervise, as a child of a tiny program that does what PID 1 must do."""
 
 import json
-import select
 import shlex
 import subprocess
 import sys
-import time
-
-import psutil
 
 from trainer_agent.launchers.supervise import Ended
 
@@ -39,16 +35,6 @@ STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 WAIT = "say(); threading.Event().wait()"
 
 
-def gone(pid, *, within_s=5.0):
-    """Return whether a killed process ends in time; init collects it some moments later."""
-    deadline = time.monotonic() + within_s
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        select.select([], [], [], 0.01)
-    return True
-
-
 def start(code, *, grace=10.0, feed="none", companion=None, shell="", script="", prefix=(), stderr=subprocess.PIPE):
     alone = "ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed)\n"
     driver = DRIVER if companion is None else DRIVER.replace(alone, WITH_COMPANION.replace("{enough}", str(companion)))
@@ -60,7 +46,7 @@ def start(code, *, grace=10.0, feed="none", companion=None, shell="", script="",
 
 def finish(driver):
     """Return how the command ended without its duration, what it printed before, and standard error."""
-    out, err = driver.communicate(timeout=20)
+    out, err = driver.communicate(timeout=60)
     *printed, last = out.splitlines() or [err]
     ended = json.loads(last)
     return Ended(**{**ended, "elapsed_s": 0.0}), printed, err

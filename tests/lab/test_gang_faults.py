@@ -6,7 +6,7 @@ import pytest
 from gang_faults import perform
 from gang_plays import FAULTS
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.lab
 
 # The whole table is long: python tests/lab/gang_faults.py
 PLAYS = [
@@ -33,7 +33,7 @@ PLAYS = [
 @pytest.mark.parametrize("name,nodes", PLAYS)
 def test_the_right_one_is_named(lab_of_faults, tmp_path_factory, name, nodes):
     """Every surviving node names whoever it is, or a cut-off one says honestly that it cannot tell; codes are right."""
-    outcome = perform(name, lab_of_faults(nodes), tmp_path_factory.mktemp("shim"))
+    outcome = perform(name, lab_of_faults(nodes), tmp_path_factory.mktemp("shim"), patience=3)
     assert outcome.verdict in ("right", "honest"), outcome.said
     assert outcome.problem == "", outcome.said
 

@@ -13,7 +13,7 @@ import pytest
 from ganglab import leftovers, results, start_gang
 from podlab import LAUNCHER, MASTER, SCRIPTS, Lab, eventually
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.lab
 
 PORT = 7000
 TOKENS = itertools.count()
@@ -33,7 +33,7 @@ class Echoes:
         self.lab = lab
         self.echo = {p.name: p.run(sys.executable, str(SCRIPTS / "echo.py"), str(PORT)) for p in lab.pods.values()}
         for container in self.echo.values():
-            container.printed("ready", within=10)
+            container.printed("ready")
 
     def __getitem__(self, rank):
         return self.lab[rank]
@@ -58,7 +58,7 @@ class Echoes:
 def printed_by(pod, *words):
     """Return what a probe prints in a pod."""
     container = pod.run(sys.executable, PROBE, *words)
-    assert 0 == container.wait(within=30), container.story()
+    assert 0 == container.wait(), container.story()
     return container.stdout.strip()
 
 
@@ -78,7 +78,7 @@ def test_a_cut_link_has_no_carrier_at_either_end_and_carries_nothing(net):
         assert net.answers((1, 2))
     assert [True, True] == [carrier(net.lab, *end) for end in ends]
     for pair in ((0, 1), (1, 0)):
-        eventually(lambda pair=pair: net.crossing(*pair) == "answered", within=10, what="the answer of a node is back")
+        eventually(lambda pair=pair: net.crossing(*pair) == "answered", what="the answer of a node is back")
 
 
 @pytest.mark.parametrize("direction, outwards, inwards", [("from", "lost", "arrived"), ("to", "arrived", "lost")])
@@ -94,23 +94,23 @@ def test_a_half_cut_link_loses_one_direction_only(net, direction, outwards, inwa
 def test_a_cut_pair_is_silent_to_each_other_and_reaches_all_others(net):
     """A connection that is open stays open, and goes on when the fault is undone."""
     talk = net[0].run(sys.executable, PROBE, "talk", net[2].address, str(PORT))
-    talk.printed("came back", within=10)
+    talk.printed("came back")
     with faults.cut_pair(net[0], net[2]):
         assert ["lost", "lost"] == [net.crossing(0, 2), net.crossing(2, 0)]
         assert ["timed out", "connected"] == [net.connect(2, 0, wait_s=0.5), net.connect(0, 1)]
         assert net.answers((0, 3), (2, 3), (1, 2))
-        talk.printed("nothing", within=10)
+        talk.printed("nothing")
         before = talk.stdout.count("came back")
-    eventually(lambda: talk.stdout.count("came back") > before, within=10, what="the connection goes on")
+    eventually(lambda: talk.stdout.count("came back") > before, what="the connection goes on")
 
 
 def test_a_refused_pair_is_told_at_once(net):
     """New connections are refused and open ones reset, between these two only."""
     talk = net[0].run(sys.executable, PROBE, "talk", net[2].address, str(PORT))
-    talk.printed("came back", within=10)
+    talk.printed("came back")
     with faults.cut_pair(net[0], net[2], how="refused"):
         assert ["Connection refused"] * 2 == [net.connect(0, 2), net.connect(2, 0)]
-        talk.printed("Connection reset by peer", within=10)
+        talk.printed("Connection reset by peer")
         assert ["connected"] * 3 == [net.connect(0, 1), net.connect(2, 1), net.connect(1, 2)]
     assert ["connected"] * 2 == [net.connect(0, 2), net.connect(2, 0)]
 
@@ -121,7 +121,7 @@ def test_a_slow_link_carries_no_more_than_its_rate(net, source, target):
     fault = faults.slow(net[0], "80mbit")
     size, burst, rate = 2 << 20, 128 << 10, 10e6
     drain = net[target].run(sys.executable, PROBE, "drain", net[target].address, str(PORT + 1))
-    drain.printed("ready", within=10)
+    drain.printed("ready")
     seconds = float(printed_by(net[source], "pour", net[target].address, str(PORT + 1), str(size)))
     assert seconds > (size - burst) / rate
     fault.undo()
@@ -156,19 +156,19 @@ def test_a_flapping_name_comes_and_goes_until_it_is_undone(net):
     net.lab.publish()
     looks = [net[1].run(sys.executable, PROBE, "names", MASTER.replace("0-0", f"0-{rank}")) for rank in (0, 2)]
     for look in looks:
-        look.printed("known", within=10)
+        look.printed("known")
     fault = faults.dns_flapping(net[0], known_s=0.2, unknown_s=0.2)
     turns = ["known", "unknown", "known", "unknown", "known"]
-    eventually(lambda: looks[0].stdout.split()[:5] == turns, within=20, what="it comes and goes")
+    eventually(lambda: looks[0].stdout.split()[:5] == turns, what="it comes and goes")
     fault.undo()
-    eventually(lambda: looks[0].stdout.split()[-1] == "known", within=10, what="it is known in the end")
+    eventually(lambda: looks[0].stdout.split()[-1] == "known", what="it is known in the end")
     assert ["known"] == looks[1].stdout.split()
 
 
 def test_a_stranger_tries_every_kind_of_nonsense(net):
     """His connections come from the launcher's pod and end with him."""
     stranger = faults.stranger(net[0], PORT)
-    lines = eventually(lambda: (s := stranger.container.stdout.splitlines())[24:] and s, within=20, what="two rounds")
+    lines = eventually(lambda: (s := stranger.container.stdout.splitlines())[24:] and s, what="two rounds")
     outcomes = {line["kind"]: line["outcome"] for line in map(json.loads, lines[:12])}
     kinds = {"http", "tls", "random", "huge length, 4 bytes", "huge length, 8 bytes", "endless line", "deep json"}
     talking = {*kinds, "wrong json", "nothing", "reset", "half-open, silent", "half-open, half a request"}
@@ -178,7 +178,7 @@ def test_a_stranger_tries_every_kind_of_nonsense(net):
     assert {address} == established(net[0])
     stranger.undo()
     assert stranger.container.ended
-    eventually(lambda: not established(net[0]), within=10, what="his connections end with him")
+    eventually(lambda: not established(net[0]), what="his connections end with him")
 
 
 def established(pod):
@@ -195,8 +195,8 @@ def states(container):
 def three_processes(pod):
     """Start a container with a command, its child, and a grandchild in a session of its own."""
     container = pod.run("sh", "-c", "sh -c 'setsid sleep 600 & echo ready; wait' & wait")
-    container.printed("ready", within=10)
-    eventually(lambda: len(container.processes()) == 3, within=10, what="there are three")
+    container.printed("ready")
+    eventually(lambda: len(container.processes()) == 3, what="there are three")
     return container
 
 
@@ -204,11 +204,11 @@ def test_freezing_stops_every_process_and_thawing_none_is_lost(lab):
     """Also those in sessions of their own; without freezing the others, the agent alone can be frozen."""
     container = three_processes(lab[0])
     with faults.freeze(container):
-        assert eventually(lambda: [True] * 3 == states(container), within=10, what="all are stopped")
-    eventually(lambda: [False] * 3 == states(container), within=10, what="all go on")
+        assert eventually(lambda: [True] * 3 == states(container), what="all are stopped")
+    eventually(lambda: [False] * 3 == states(container), what="all go on")
     with faults.freeze_agent(container):
-        eventually(lambda: [True, False, False] == states(container), within=10, what="PID 1 is stopped")
-    eventually(lambda: [False] * 3 == states(container), within=10, what="PID 1 goes on")
+        eventually(lambda: [True, False, False] == states(container), what="PID 1 is stopped")
+    eventually(lambda: [False] * 3 == states(container), what="PID 1 goes on")
 
 
 def test_killing_pid_1_ends_the_container(lab):
@@ -216,7 +216,7 @@ def test_killing_pid_1_ends_the_container(lab):
     container = three_processes(lab[0])
     processes = container.processes()
     faults.kill(container)
-    assert 0 != container.wait(within=10)
+    assert 0 != container.wait()
     assert [] == [p for p in processes if p.is_running()] == leftovers(container)
 
 
@@ -224,7 +224,7 @@ def test_what_a_command_leaves_behind_is_found_where_pids_are_shared(lab):
     """With pids of its own nothing can be left."""
     script = "setsid sleep 600 & exit 3"
     own, shared = [lab[rank].run("sh", "-c", script, shared=rank == 1) for rank in (0, 1)]
-    assert [3, 3] == [c.wait(within=10) for c in (own, shared)]
+    assert [3, 3] == [c.wait() for c in (own, shared)]
     assert [[], ["sleep"]] == [[p.name() for p in leftovers(c)] for c in (own, shared)]
 
 
@@ -236,7 +236,7 @@ def test_a_rank_with_wrong_numbers_spoils_results_without_any_error(net, tmp_pat
     containers = [
         net[r].run(*words, str(r), str(world), net[0].address, env=shim if r == bad else None) for r in range(world)
     ]
-    assert [0] * world == [c.wait(within=40) for c in containers], containers[0].story()
+    assert [0] * world == [c.wait() for c in containers], containers[0].story()
     said = [json.loads(c.stdout) for c in containers]
     assert [True] * world == [s["store_whole"] for s in said]
     assert [bad is not None] * world == [s["wrong_sums"] > 0 for s in said]
@@ -249,7 +249,7 @@ def test_a_gang_starts_in_each_pod_and_is_read_back(lab_of):
     lab = lab_of(4)
     lab.publish()
     members = start_gang(lab, 4, options=["--checks", "environment"], env_of={2: {"PET_NODE_RANK": "9"}})
-    ended = results(members, within=40)
+    ended = results(members)
     assert [0, 0, 30, 0] == [e.code for e in ended]
     assert [(rank, lab[rank].name) for rank in range(4)] == [(e.rank, e.report["node"]["hostname"]) for e in ended]
     assert [e.code for e in ended] == [e.termination["exit_code"] for e in ended]
@@ -261,7 +261,7 @@ def test_a_lab_has_as_many_nodes_as_it_is_told(lab_of):
     lab = lab_of(8)
     lab.publish()
     echo = lab[7].run(sys.executable, str(SCRIPTS / "echo.py"), str(PORT))
-    echo.printed("ready", within=10)
+    echo.printed("ready")
     assert "answered" == printed_by(lab[0], "ask", MASTER.replace("0-0", "0-7"), str(PORT), "hello", "10")
     assert ["10.77.0.10", "10.77.0.17"] == [lab[0].address, lab[7].address]
     assert 9 == len(lab.pods)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from podlab import ADDRESSES, JOB, eventually, without
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.lab
 
 LOOK_UP = """
 import json, os, socket, sys
@@ -31,7 +31,7 @@ from pathlib import Path
 from podlab import Lab
 with Lab(Path(sys.argv[1]), rootless=os.geteuid() != 0) as lab:
     container = lab[0].run("sh", "-c", "echo runs; trap '' TERM; sleep 600 & wait")
-    container.printed("runs", within=10)
+    container.printed("runs")
     print(lab.holder, container.pid, flush=True)
     signal.pause()
 """
@@ -42,7 +42,7 @@ def test_a_command_is_pid_1_of_a_pod_with_its_name_and_sees_published_names_only
     lab.publish(lab[1])
     names = [f"{JOB}-node-0-{rank}.{JOB}" for rank in (1, 2)]
     container = lab[0].run(sys.executable, "-c", LOOK_UP, lab[0].name, *names)
-    assert 0 == container.wait(within=10)
+    assert 0 == container.wait()
     own, other = ADDRESSES[lab[0].name], ADDRESSES[lab[1].name]
     assert [1, lab[0].name, own, other, "Name or service not known"] == json.loads(container.stdout)
 
@@ -51,7 +51,7 @@ def test_the_termination_log_can_be_written_but_neither_replaced_nor_removed(lab
     """As the kubelet's: it is mounted."""
     script = "rm termination-log; mv -f /etc/hostname termination-log; echo written > termination-log"
     container = lab[0].run("sh", "-c", script)
-    assert 0 == container.wait(within=10)
+    assert 0 == container.wait()
     assert 2 == container.stderr.count("Device or resource busy")
     assert "written\n" == (container.directory / "kubelet-file").read_text()
 
@@ -59,9 +59,9 @@ def test_the_termination_log_can_be_written_but_neither_replaced_nor_removed(lab
 def test_exit_codes_and_signals_come_through(lab):
     """A PID 1 ends with its own code; a signal from outside reaches its handler."""
     container = lab[0].run("sh", "-c", "trap 'exit 7' USR1; echo ready; while :; do sleep 0.01; done")
-    container.printed("ready", within=10)
+    container.printed("ready")
     container.signal(signal.SIGUSR1)
-    assert 7 == container.wait(within=10)
+    assert 7 == container.wait()
 
 
 def owner_of_a_lab(directory, *prefix):
@@ -85,11 +85,9 @@ def test_nothing_survives_the_owner(lab, tmp_path, user):
     assert [True, True] == [psutil.pid_exists(pid) for pid in pids]
     owner.kill()
     owner.communicate()
-    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), within=10, what="all are gone")
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="all are gone")
     words = [str(directory), *map(str, pids)]
-    eventually(
-        lambda: not any(mentioned(words, p) for p in psutil.process_iter()), within=10, what="no wrapper is left"
-    )
+    eventually(lambda: not any(mentioned(words, p) for p in psutil.process_iter()), what="no wrapper is left")
 
 
 def mentioned(words, process):

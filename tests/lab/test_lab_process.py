@@ -12,7 +12,7 @@ import psutil
 import pytest
 from podlab import AGENT, MASTER, SCRIPTS, TORCHRUN, children, eventually
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.lab
 
 HOST = "job1-node-0-0"
 PET = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": MASTER}
@@ -37,37 +37,37 @@ def command_line(pid):
 def test_orphans_are_reaped_while_the_command_runs(lab):
     """Five grandchildren end; no zombie is left of them, and the log counts them."""
     container = lab[0].launch("--", str(SCRIPTS / "orphans.py"), env=PET)
-    container.printed("five orphans", within=20)
-    eventually(lambda: not zombies(container), within=5, what="no zombie is left")
+    container.printed("five orphans")
+    eventually(lambda: not zombies(container), what="no zombie is left")
     assert not container.ended
     (container.directory / "go").touch()
-    assert 0 == container.wait(within=20)
+    assert 0 == container.wait()
     assert 5 == container.log("training ended")["orphans_reaped"]
 
 
 def test_under_bare_torchrun_orphans_stay_zombies(lab):
     """The contrast."""
     container = lab[0].run(TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py"))
-    container.printed("five orphans", within=20)
-    assert eventually(lambda: zombies(container) == 5, within=5, what="all five are zombies")
+    container.printed("five orphans")
+    assert eventually(lambda: zombies(container) == 5, what="all five are zombies")
 
 
 def test_without_being_pid_1_the_agent_becomes_torchrun(lab):
     """The same process, so whoever started it signals torchrun and reads torchrun's exit code."""
     container = lab[0].run(*UNDER_A_SHELL, AGENT, "launch", "--", str(SCRIPTS / "orphans.py"), env=KUBEFLOW)
-    container.printed("five orphans", within=20)
+    container.printed("five orphans")
     (started,) = children(container.pid)  # the shell's own child: there is no agent in between
     python, *words = command_line(started)
     assert [TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py")] == words
     assert Path(sys.executable).name == Path(python).name
     (container.directory / "go").touch()
-    assert 0 == container.wait(within=20)
+    assert 0 == container.wait()
 
 
 def test_a_rank_may_run_torchrun_itself(lab):
     """It inherits no PET_ variable, so its own torchrun does not fight for port 29500."""
     container = lab[0].run(*UNDER_A_SHELL, AGENT, "launch", "--", str(SCRIPTS / "nested.py"), env=KUBEFLOW)
-    assert 0 == container.wait(within=30)
+    assert 0 == container.wait()
     assert {"pet": [], "code": 0, "said": "inner 1"} == json.loads(container.stdout)
 
 
@@ -75,7 +75,7 @@ def test_a_torchrun_that_fails_inside_a_rank_is_not_taken_for_ours(lab):
     """Its failed rank is that rank's own business; what the rank itself ends with is told, with its last words."""
     killed = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     container = lab[0].launch("--", str(SCRIPTS / "nested.py"), *killed, env=KUBEFLOW)
-    assert 42 == container.wait(within=30)
+    assert 42 == container.wait()
     told = container.termination
     reason = f"rank 0 (local rank 0) exited with code 42 on {HOST}"
     assert (42, 0, reason) == (told["exit_code"], told["rank"], told["reason"])
@@ -85,7 +85,7 @@ def test_a_torchrun_that_fails_inside_a_rank_is_not_taken_for_ours(lab):
 def test_a_progress_bar_is_passed_on_while_it_moves(lab):
     """It ends in a carriage return; its newline may come in an hour."""
     container = lab[0].launch("--launcher", "python", "--", str(SCRIPTS / "progress.py"), env=KUBEFLOW)
-    eventually(lambda: "10%" in container.stderr, within=10, what="the bar is seen")
+    eventually(lambda: "10%" in container.stderr, what="the bar is seen")
     assert not container.ended
 
 

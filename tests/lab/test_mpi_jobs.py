@@ -6,7 +6,7 @@ import pytest
 from mpi_matrix import PLAYS, perform
 from mpi_programs import IMPLEMENTATIONS
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.lab
 
 NAMES = list(IMPLEMENTATIONS)
 ON_ALL = ("three workers", "uneven slots", "rank killed", "SIGTERM, checkpoint of 2 s", "worker deleted")

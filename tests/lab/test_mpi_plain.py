@@ -6,7 +6,7 @@ import pytest
 from mpi_matrix import perform
 from mpi_programs import IMPLEMENTATIONS
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.lab
 
 
 def test_open_mpi_5_runs_on_the_launcher_alone_and_succeeds(lab_of_mpi, implementation):

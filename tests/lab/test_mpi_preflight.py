@@ -11,7 +11,7 @@ from nvml_machines import h100_sxm
 from nvml_standin import Standin
 from podlab import AGENT
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.lab
 
 HOSTS = ["job1-node-0-0.job1", "job1-node-0-1.job1", "job1-node-0-2.job1"]
 # What a firewall between pods leaves: ssh, and answers to what the pod itself begins.
@@ -101,7 +101,6 @@ def test_a_host_without_sshd(job):
     assert [HOSTS[2]] == row["findings"][0]["evidence"]["hosts"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("lab_of_faults")
 def test_the_host_that_nobody_can_compute_with_is_named(job):
     """A firewall lets ssh through, and nothing else."""

@@ -13,7 +13,7 @@ import pytest
 from mpilab import SSH_PORT, SSHD, USER_ID, MpiJob, script
 from podlab import AGENT, children, eventually
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.lab
 
 TOKEN = "hf_not_for_anybody"
 ODD = {
@@ -31,7 +31,7 @@ NOT_PASSED_ON = {"PWD", "OLDPWD", "TRAINER_AGENT_WORKER_GRACE", "TWO_LINES"}
 OF_SSHD = {"USER", "LOGNAME", "SHELL", "MAIL", "PWD", "SSH_CLIENT", "SSH_CONNECTION", "SHLVL", "_"}
 OF_PYTHON = {"LC_CTYPE"}  # where the container has no locale, as in PEP 538
 MANY = 'for i in $(seq 25); do "$@" & pids="$pids $!"; done; for pid in $pids; do wait $pid || echo lost; done'
-QUICK_S = 5.0  # of a grace of 25 s
+QUICK_S = 15.0  # of a grace of 25 s
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def mpi(lab_of_mpi, implementation):
 def started(job, rank=0, *options, env=None):
     """Return a worker that has said that it is ready."""
     container = job.run(job.workers[rank], *WORKER, *options, env=env)
-    eventually(lambda: '"ready"' in container.stderr or container.ended, within=15, what="the worker is ready")
+    eventually(lambda: '"ready"' in container.stderr or container.ended, what="the worker is ready")
     assert not container.ended, container.story()
     return container
 
@@ -72,10 +72,10 @@ def variables(text):
     return dict(pair.split("=", 1) for pair in text.split("\0") if pair)
 
 
-def stop(container, *, within):
+def stop(container):
     """Send SIGTERM; return exit code and seconds until the end."""
     sent = container.signal(signal.SIGTERM)
-    code = container.wait(within=within)
+    code = container.wait()
     return code, time.monotonic() - sent
 
 
@@ -90,7 +90,7 @@ def test_a_session_sees_what_the_container_sees(mpi, uid, user):
     job = mpi(uid=uid)
     container = started(job, env={**ODD, "TRAINER_AGENT_WORKER_GRACE": "3", "TWO_LINES": "one\ntwo"})
     done = ssh(job, "cat", "/proc/self/environ", user=user)
-    assert 0 == done.wait(within=10), done.story() + container.story()
+    assert 0 == done.wait(), done.story() + container.story()
     own = variables(Path(f"/proc/{container.pid}/environ").read_text())
     seen = variables(done.stdout)
     expected = {k: v for k, v in own.items() if k not in NOT_PASSED_ON}
@@ -107,7 +107,7 @@ def test_plain_sshd_refuses_this_key(mpi):
     """The contrast: mode 0640, and sshd is root."""
     job = mpi()
     container = job.run(job.workers[0], SSHD, "-De", "-f", "/dev/null", "-o", "HostKey=/root/.ssh/id_rsa")
-    assert 1 == container.wait(within=10)
+    assert 1 == container.wait()
     assert "Permissions 0640 for '/root/.ssh/id_rsa' are too open" in container.stderr
 
 
@@ -124,7 +124,7 @@ def test_the_configuration_is_on_memory_and_nobody_elses(mpi):
     assert commands
     assert TOKEN not in str(commands)
     with_holder = Path(f"/proc/{container.pod.holder}/root/dev/shm")
-    assert 143 == stop(container, within=10)[0]
+    assert 143 == stop(container)[0]
     assert [] == list(with_holder.iterdir())
 
 
@@ -133,13 +133,13 @@ def test_many_sessions_at_once(mpi):
     job = mpi()
     started(job)
     one = ssh(job, "true")
-    assert 0 == one.wait(within=10)
+    assert 0 == one.wait()
     line = " ".join([*one.argv[:-1], "sleep 1"]).replace("sleep 1", "'sleep 1'")
     script_of_all = (
         f'for i in $(seq 40); do {line} & pids="$pids $!"; done; for p in $pids; do wait $p || echo lost; done'
     )
     together = job.run(job.launcher, "bash", "-c", script_of_all)
-    assert 0 == together.wait(within=40)
+    assert 0 == together.wait()
     assert "" == together.stdout
 
 
@@ -151,9 +151,9 @@ def test_probes_leave_no_lines(mpi):
     place = f"/dev/tcp/{job.hosts[0]}/{SSH_PORT}"
     probe = f"for i in $(seq 5); do : <{place}; done; head -c 4 <{place}"
     probed = job.run(job.launcher, "bash", "-c", probe)
-    assert (0, "SSH-") == (probed.wait(within=10), probed.stdout)
-    assert 255 == ssh(job, "true", user="nobody_else").wait(within=10)
-    eventually(lambda: "nobody_else" in container.stderr, within=5, what="who was refused is told")
+    assert (0, "SSH-") == (probed.wait(), probed.stdout)
+    assert 255 == ssh(job, "true", user="nobody_else").wait()
+    eventually(lambda: "nobody_else" in container.stderr, what="who was refused is told")
     assert [] == [line for line in container.stderr[len(before) :].splitlines() if "nobody_else" not in line]
 
 
@@ -164,7 +164,7 @@ def test_more_variables_than_sshd_can_take(mpi):
     large = {f"LARGE_{i}": "x" * 70000 for i in range(4)}
     container = started(job, env={**services, **large, "ZEBRA": "seen"})
     done = ssh(job, "cat", "/proc/self/environ")
-    assert 0 == done.wait(within=10), done.story() + container.story()
+    assert 0 == done.wait(), done.story() + container.story()
     seen = variables(done.stdout)
     assert ("seen", job.env["PATH"]) == (seen["ZEBRA"], seen["PATH"])
     left_out = container.log("variables that sshd cannot give to sessions")
@@ -181,7 +181,7 @@ def training(mpi):
         ready = [started(job, rank, *options) for rank in range(3)] if how == "agent" else job.workers_ready(how)
         folder = job.files("checkpoints")
         launcher = job.sdk(*command(str(folder)))
-        eventually(lambda: launcher.stdout.count("trains") == 3 or launcher.ended, within=20, what="three ranks train")
+        eventually(lambda: launcher.stdout.count("trains") == 3 or launcher.ended, what="three ranks train")
         assert not launcher.ended, launcher.story()
         return ready, folder
 
@@ -202,7 +202,7 @@ def deaf(_folder):
 def test_ranks_end_in_peace_when_their_worker_is_deleted(training, name):
     """They get SIGTERM, write checkpoints for two seconds, and then all is over; the exit code is that of SIGTERM."""
     workers, folder = training(checkpoint, name=name, searches=True)
-    code, seconds = stop(workers[1], within=20)
+    code, seconds = stop(workers[1])
     assert 143 == code, workers[1].story()
     assert 2 <= seconds < 2 + QUICK_S
     assert 1 in saved(folder)
@@ -215,7 +215,7 @@ def test_ranks_end_in_peace_when_their_worker_is_deleted(training, name):
 def test_plain_sshd_kills_the_ranks(training):
     """The contrast: the same, and there is no checkpoint."""
     workers, folder = training(checkpoint, how="plain")
-    stop(workers[1], within=20)
+    stop(workers[1])
     assert not (folder / "1.begin").exists()
 
 
@@ -224,7 +224,7 @@ def test_the_grace_ends(training):
     workers, _folder = training(deaf, "--grace", "2")
     begun = workers[1].signal(signal.SIGTERM)
     assert workers[1].outlives(1)
-    code, _seconds = stop(workers[1], within=10)
+    code, _seconds = stop(workers[1])
     assert 143 == code
     assert 2 <= time.monotonic() - begun < 2 + QUICK_S
     assert 1 == workers[1].log("the grace is over, killing")["ranks"]
@@ -236,8 +236,8 @@ def test_without_ranks_it_ends_at_once(mpi):
     job = mpi()
     container = started(job)
     ssh(job, "sleep", "1000")
-    eventually(lambda: "Accepted publickey" in container.stderr, within=10, what="the session begins")
-    code, seconds = stop(container, within=10)
+    eventually(lambda: "Accepted publickey" in container.stderr, what="the session begins")
+    code, seconds = stop(container)
     assert 143 == code
     assert seconds < QUICK_S
     assert 0 == container.log("stopping")["ranks"]
@@ -247,17 +247,17 @@ def test_without_ranks_it_ends_at_once(mpi):
 def test_nothing_is_left(mpi):
     """Also where the worker is not PID 1, whose end kills all: what ignores SIGTERM, and what left its session."""
     job = mpi()
-    words = '"$@"; echo "ended with $?"; exec sleep 60'
+    words = '"$@"; echo "ended with $?"; exec sleep 600'
     container = job.run(job.workers[0], "sh", "-c", words, "sh", *WORKER)
-    eventually(lambda: '"ready"' in container.stderr, within=15, what="the worker is ready")
+    eventually(lambda: '"ready"' in container.stderr, what="the worker is ready")
     stubborn = "trap '' TERM HUP; setsid sh -c 'sleep 1001 & sleep 1000' & echo begun; sleep 1000"
     session = ssh(job, stubborn)
-    session.printed("begun", within=10)
+    session.printed("begun")
     assert len(container.processes()) >= 6
     os.kill(children(container.pid)[0], signal.SIGTERM)
-    container.printed("ended with 143", within=10)
-    eventually(lambda: len(container.processes()) == 1, within=1, what="only the shell is left")
-    assert ["sleep", "60"] == container.processes()[0].cmdline()
+    container.printed("ended with 143")
+    eventually(lambda: len(container.processes()) == 1, what="only the shell is left")
+    assert ["sleep", "600"] == container.processes()[0].cmdline()
 
 
 def test_an_sshd_that_is_killed(training):
@@ -265,7 +265,7 @@ def test_an_sshd_that_is_killed(training):
     workers, folder = training(checkpoint)
     sshd = next(child for child in children(workers[1].pid) if "sshd_config" in " ".join(command_line(child)))
     os.kill(sshd, signal.SIGKILL)
-    assert 20 == workers[1].wait(within=20), workers[1].story()
+    assert 20 == workers[1].wait(), workers[1].story()
     assert 1 in saved(folder)
     told = workers[1].termination
     assert (20, "mpi-sshd-ended") == (told["exit_code"], told["code"])
@@ -294,7 +294,7 @@ def test_where_sshd_could_only_drop_sessions(mpi, prefix, uid, code, said):
     job = mpi(uid=uid)
     container = job.run(job.workers[0], "setpriv", *prefix, *WORKER)
     (container.directory / "kubelet-file").chmod(0o666)
-    assert 30 == container.wait(within=15), container.story()
+    assert 30 == container.wait(), container.story()
     assert code == container.logs[-1]["code"]
     assert said in container.logs[-1]["event"]
 
@@ -303,7 +303,7 @@ def test_a_port_that_an_ordinary_user_may_not_have(mpi):
     """What sshd would say in three lines, one of which is about IPv6."""
     job = mpi(uid=USER_ID)
     container = job.run(job.workers[0], *WORKER, "--port", "22")
-    assert 30 == container.wait(within=15), container.story()
+    assert 30 == container.wait(), container.story()
     assert "mpi-port-refused" == container.termination["code"]
     assert f"uid {USER_ID} may not listen on port 22" == container.termination["reason"]
 
@@ -313,7 +313,7 @@ def test_a_port_that_is_taken(mpi):
     job = mpi()
     started(job)
     container = job.run(job.workers[0], *WORKER)
-    assert 20 == container.wait(within=15), container.story()
+    assert 20 == container.wait(), container.story()
     assert "mpi-port-taken" == container.termination["code"]
 
 
@@ -323,6 +323,6 @@ def test_sigterm_while_it_starts(mpi, seconds):
     job = mpi()
     container = job.run(job.workers[0], *WORKER)
     assert container.outlives(seconds)
-    code, took = stop(container, within=10)
+    code, took = stop(container)
     assert 143 == code
     assert took < QUICK_S

@@ -193,9 +193,9 @@ def test_a_signal_ends_it_at_once(server: StatusServer, tmp_path: Path) -> None:
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
 
-    assert 143 == process.wait(10) % 256
+    assert 143 == process.wait(60) % 256
     assert time.monotonic() - began < 4  # the server hangs for 30 s, an update has 5
-    eventually(lambda: not left_of(server.url), within=2, what="nothing is left")
+    eventually(lambda: not left_of(server.url), what="nothing is left")
 
 
 def left_of(url: str) -> list[str]:

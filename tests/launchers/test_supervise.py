@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from marked import gone
 from podlab import eventually
-from supervised import GRACEFUL, READY, STUBBORN, WAIT, finish, gone, run, start
+from supervised import GRACEFUL, READY, STUBBORN, WAIT, finish, run, start
 
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers.supervise import Ended, cannot_start, supervise
@@ -63,9 +64,9 @@ def test_a_log_that_nobody_reads(blocking):
     driver = start(READY + GRACEFUL + fill + WAIT, feed="feed", stderr=write)
     try:
         assert "ready\n" == driver.stdout.readline()
-        eventually(lambda: not select.select([], [write], [], 0)[1], within=10, what="the pipe is full")
+        eventually(lambda: not select.select([], [write], [], 0)[1], what="the pipe is full")
         driver.send_signal(signal.SIGTERM)
-        assert 0 == driver.wait(timeout=8)
+        assert 0 == driver.wait(timeout=60)
         said, ended = driver.stdout.read().splitlines()
     finally:
         driver.kill()
@@ -125,7 +126,7 @@ def test_more_signals_do_not_prolong_the_grace():
         assert "ready\n" == driver.stdout.readline()
         driver.send_signal(signal.SIGTERM)
         assert "stopping" == json.loads(driver.stderr.readline())["event"]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while driver.poll() is None and time.monotonic() < deadline:
             driver.send_signal(signal.SIGHUP)
             select.select([], [], [], 0.05)
@@ -185,7 +186,7 @@ def test_an_orphan_that_holds_standard_error():
     code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     began = time.monotonic()
     assert run(code, feed="feed")[0].code == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize("name, reason", [("no-such-command", "No such file or directory"), ("/", "Permission denied")])

@@ -19,7 +19,7 @@ SSHD = "/usr/sbin/sshd"
 def make_key(path, kind="ecdsa", *options):
     """Make a key pair, as Trainer does by default; return the private key."""
     bits = ("-b", "521", "-m", "PEM") if kind == "ecdsa" else ()
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-f", str(path), *options], check=True, timeout=20)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-f", str(path), *options], check=True, timeout=60)
     return path
 
 
@@ -54,5 +54,5 @@ class Servers:
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         answers = lambda: not greeting_missing(address, port=self.port, timeout_s=1)  # noqa: E731
-        eventually(answers, within=10, what=f"sshd answers: {config.with_suffix('.log').read_text()}")
+        eventually(answers, what=f"sshd answers: {config.with_suffix('.log').read_text()}")
         return address

@@ -34,7 +34,6 @@ def test_strict_asks_nobody_beforehand(tmp_path):
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(60)
 class TestRealServers:
     """Workers that share the job's key, and others."""
 

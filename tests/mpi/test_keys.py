@@ -24,7 +24,7 @@ def keygen(path, *options):
     """Make a key pair as ssh-keygen does."""
     if not shutil.which("ssh-keygen"):
         without("there is no ssh-keygen")
-    subprocess.run(["ssh-keygen", "-q", "-N", "", *options, "-f", str(path)], check=True, timeout=10)
+    subprocess.run(["ssh-keygen", "-q", "-N", "", *options, "-f", str(path)], check=True, timeout=60)
     return path
 
 
@@ -235,5 +235,5 @@ def test_an_ssh_keygen_that_hangs(monkeypatch, tmp_path, key):
 
 def test_the_fingerprint_is_the_one_of_openssh(key):
     """So that people can compare it."""
-    shown = subprocess.run(["ssh-keygen", "-l", "-f", key], capture_output=True, text=True, check=True, timeout=10)
+    shown = subprocess.run(["ssh-keygen", "-l", "-f", key], capture_output=True, text=True, check=True, timeout=60)
     assert fingerprint(public_of(key)) == shown.stdout.split()[1]

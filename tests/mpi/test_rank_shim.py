@@ -28,7 +28,7 @@ from structlog.testing import capture_logs
 
 from trainer_agent.mpi.world import Loss
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.lab
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of 
 def test_a_process_of_another_user_below_a_shell(play):
     """What sudo has started cannot be told; the shell's other commands are, and orders are heard after that."""
     job = play(1, grace_s=4)
-    script = f"{shlex.join(ANOTHER_USER)} sleep 8 >&- 2>&- & {shlex.join(GRACEFUL)}; exit"
+    script = f"{shlex.join(ANOTHER_USER)} sleep 30 >&- 2>&- & {shlex.join(GRACEFUL)}; exit"
     rank = job.rank(0, 1, "bash", "-c", script, below=POWERLESS)
     assert "ready\n" == rank.stdout.readline()
     began = time.monotonic()
     job.world.stop(signal.SIGTERM)
     assert "saved\n" == rank.stdout.readline()
     assert -signal.SIGTERM == rank.wait(timeout=WITHIN_S)
-    assert 1.5 < time.monotonic() - began < 6
+    assert 1.5 < time.monotonic() - began < 20
 
 
 @root

@@ -61,7 +61,7 @@ def test_ranks_are_the_children_of_daemons(daemons, name):
     def found():
         spawn([str(daemons / name)], env=os.environ)
         try:
-            eventually(lambda: len(ranks()) == 4, within=5, what="the ranks run")
+            eventually(lambda: len(ranks()) == 4, what="the ranks run")
             time.sleep(0.05)
             return commands(ranks())
         finally:
@@ -75,11 +75,11 @@ def test_only_ranks_are_asked(daemons):
 
     def asked():
         spawn([str(daemons / "orted")], env=os.environ)
-        eventually(lambda: len(descendants()) >= 8, within=5, what="all run")
+        eventually(lambda: len(descendants()) >= 8, what="all run")
         time.sleep(0.1)
         first = ask(set())
         try:
-            eventually(lambda: len(ranks()) == 0, within=5, what="the ranks have ended")
+            eventually(lambda: len(ranks()) == 0, what="the ranks have ended")
             return len(first), len(ask(first)), (daemons / "told").read_text()
         finally:
             end_descendants()
@@ -95,7 +95,7 @@ def test_nothing_is_left_of_what_ignores_sigterm(tmp_path, monkeypatch):
     def left():
         adopt_orphans()
         spawn([str(stubborn)], env=os.environ)
-        eventually(lambda: len(descendants()) == 3, within=5, what="all run")
+        eventually(lambda: len(descendants()) == 3, what="all run")
         end_descendants()
         return descendants(), children_left()
 

@@ -98,7 +98,7 @@ def test_a_hang_asks_for_another_node_within_the_budget(preflight, fault, finder
     assert suspects == [s["kind"] for s in report["suspects"]]
     assert skipped == sorted(n for n, c in checks.items() if c["message"] == "NVML hangs; gpu-count says more")
     assert {"error"}.isdisjoint(c["status"] for c in report["checks"])
-    assert report["duration_s"] < 25
+    assert report["duration_s"] < 40
 
 
 def test_a_check_alone_says_itself_that_the_driver_hangs(preflight):

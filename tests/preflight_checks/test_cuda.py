@@ -100,7 +100,7 @@ def test_a_hang_is_told_within_what_is_left_of_the_budget(nvml_standin, tmp_path
     outcome = work_on(nvml_standin, cuda, tmp_path, gpus={1: {"context": "hang"}}, options=options)
 
     assert [("error", "cuda-hung", [1])] == rows(outcome)
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(

@@ -163,13 +163,13 @@ def test_a_hang_is_an_error_of_the_check(nvml_standin, tmp_path, fault):
         began = time.monotonic()
         (result,) = run_checks(listed, context, timeout_s=1.0)
         took = time.monotonic() - began
-        while descendants() and time.monotonic() < began + 5:
+        while descendants() and time.monotonic() < began + 60:
             time.sleep(0.01)
         return result, took, descendants()
 
     result, took, left = nvml_standin.call(FAULTS[fault](h100_sxm(), 3), checked)
 
-    assert (Status.ERROR, True, []) == (result.status, took < 4, left)
+    assert (Status.ERROR, True, []) == (result.status, took < 20, left)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_path_that_hangs_is_named_and_holds_up_no_other(tmp_path):
     assert [("error", "storage-hung", message, Action.RESCHEDULE)] == found(outcome)
     assert [f"{tmp_path}/good"] == list(outcome.measurements["paths"])
     assert [] == files_under(tmp_path)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def killed_when(call, ready):

@@ -28,7 +28,7 @@ def rclone(directory):
     command = [RCLONE, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY_ID},{SECRET}", directory]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not _listens(port):
                 assert server.poll() is None, "rclone has ended"
                 assert time.monotonic() < deadline, "rclone does not listen"

@@ -36,7 +36,7 @@ def read(directory):
 
 def until(condition):
     """Wait until something is so."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

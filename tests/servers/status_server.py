@@ -53,7 +53,7 @@ class StatusServer:
         """The metrics of the last update."""
         return {metric["name"]: metric["value"] for metric in self.status["metrics"]} if self.status else {}
 
-    def until(self, requests, within=20.0):
+    def until(self, requests, within=60.0):
         """Wait until so many requests have come."""
         with self._came:
             assert self._came.wait_for(lambda: len(self.asked) >= requests, within), f"{len(self.asked)} requests"
