@@ -137,6 +137,12 @@ def test_a_shell_that_starts_mpirun_itself(words, expected):
         *('CMD="python t.py"; CMD="mpirun -np 4 -x LD_PATH $CMD"; exec $CMD', "f() { $M app; }; M=ls; M=mpirun; f"),
         *('CMD="cd /app;"; CMD="$CMD mpirun app"; eval $CMD', 'CMD="source e.sh"; CMD="$CMD && mpirun x"; eval "$CMD"'),
         *("M=${M:-}; if [ -z $M ]; then M=mpirun; fi; $M app", "M=$1; [ $M ] || M=mpirun; $M app"),
+        *(
+            "conda run -n hvd --live-stream mpirun app",
+            "uv run -- mpirun app",
+            "exec /opt/conda/bin/conda run mpirun app",
+        ),
+        *("function f { mpirun app; }; f", "function f() {\nmpirun app\n}\nf"),
         *('M=mpirun; L="$M"; $L app', 'C="mpirun app"; D="$C"; eval "$D"', "M=mpirun; L=${M}; L=${L:-}; $L app"),
         *("M=mpirun; if [ $N ]; then L=$M; else L=; fi; $L app", 'M=mpirun; C=$M; C="$C -n 2"; $C app'),
         *("if [ $N ]; then if [ $M ]; then :; fi; fi; M=ls; M=mpirun; $M app", "f() { M=mpirun; }; f; $M app"),
@@ -165,6 +171,7 @@ def test_a_line_that_starts_mpirun(line):
     "line",
     [
         *("echo mpirun", "which mpirun", "command -v mpirun", "pip install mpirun", "grep mpirun x", "ls >mpirun"),
+        *("conda install mpirun", "conda create -n x mpirun", "poetry add deepspeed", "uv run python t.py mpirun"),
         *("sudo -E ls mpirun", "sudo -H pip install deepspeed", "nohup apt-get install mpirun", "sudo -E"),
         *("exec python3 train.py --strategy deepspeed", "env -u X python3 train.py --launcher mpirun"),
         *("$PYTHON -u train.py --strategy deepspeed", "timeout 2h /no/such/python train.py --strategy deepspeed"),

@@ -31,9 +31,11 @@ QUESTIONS = (*words.ASKING, "--check-build")
 PREFIXES = {
     *("env", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf", "unbuffer", "numactl", "taskset", "strace"),
     *("sudo", "gosu", "su", "su-exec", "runuser", "setpriv", "flock", "srun", "nsys", "tini", "dumb-init"),
-    *("exec", "eval", "time", "if", "then", "else", "elif", "while", "until", "do", "!", "{"),
+    *("exec", "eval", "time", "if", "then", "else", "elif", "while", "until", "do", "!", "{", "function"),
 }
-WITH_A_WORD = {"gosu", "su", "su-exec", "flock", "nsys"}  # a user, a file, `profile`: then comes the command
+# A user, a file, `profile`, the name of a function: then comes the command.
+WITH_A_WORD = {"gosu", "su", "su-exec", "flock", "nsys", "function"}
+ENVIRONMENTS = {"conda", "mamba", "micromamba", "pixi", "pipenv", "poetry", "uv"}  # each has a `run` for commands
 WITH_A_TEXT = {"su", "runuser", "flock", "eval"}  # a text of commands may be one word of theirs
 SHELL_VALUES = ("--rcfile", "--init-file")  # as all that end in o or O, they have a value
 QUOTED = r"""'(?:\\\n|[^'\n])*'|"(?:\\(?s:.)|[^"\\\n])*"|\\(?s:.)"""
@@ -154,6 +156,9 @@ def _command(line: Sequence[str]) -> list[str]:
         elif _name(left[0]) in PREFIXES:
             prefix = _name(left.pop(0))
             _drop_options(left, value=prefix in WITH_A_WORD)
+        elif _name(left[0]) in ENVIRONMENTS and left[1:2] == ["run"]:
+            del left[:2]
+            _drop_options(left, value=False)
         else:
             break
     return left
