@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from podlab import AGENT, MASTER, PORT, eventually
+from podlab import AGENT, MASTER, PATIENCE_S, PORT, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def start_gang(
     return members
 
 
-def results(members: Sequence[Member], *, within: float) -> list[Ended]:
+def results(members: Sequence[Member], *, within: float = PATIENCE_S) -> list[Ended]:
     """Wait for all of them; return what each left, in the same order."""
     left: dict[int, Ended] = {}
 

@@ -84,13 +84,19 @@ def test_sigterm_during_training_lets_the_ranks_write_their_checkpoints(lab):
 
 
 def test_ranks_that_ignore_sigterm_are_killed_within_the_grace(lab):
-    """torchrun kills them in time to end itself."""
-    container = lab[0].launch("--grace", "8", "--", TRAIN, "ignore", env=ONE_NODE)
-    container.printed("rank 0 trains")
-    code, seconds = stop(container)
+    """torchrun kills them in time to end itself, by a limit of its own that we set or the user has."""
+    variable = "PET_SHUTDOWN_TIMEOUT"
+    ours, theirs = (
+        lab[0].launch("--grace", "20", "--", TRAIN, "ignore", env={**ONE_NODE, **limit})
+        for limit in ({}, {variable: "2"})
+    )
+    for container, limit_s in ((ours, "18"), (theirs, "2")):
+        container.printed("rank 0 trains")
+        assert {limit_s} == {environ.get(variable) for environ in container.of_each(lambda p: p.environ())[1:]}
+    code, seconds = stop(theirs)
     assert 143 == code
-    assert seconds < 25  # torchrun's own limit is 30
-    assert STOPPED == container.termination
+    assert seconds < 20
+    assert STOPPED == theirs.termination
 
 
 def test_a_command_that_ignores_sigterm_is_killed_at_the_end_of_the_grace(lab):
