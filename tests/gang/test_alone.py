@@ -54,10 +54,11 @@ def test_the_link_is_named_when_others_are_in_contact(zero):
 
 
 @pytest.mark.parametrize("other", ["refuses", "silent", "mute", "nameless"])
-@pytest.mark.parametrize("why", [NEVER, GONE])
-def test_where_everybody_has_left_they_may_have_ended_without_this_node(why, other):
-    """Its own network may have kept it from them until then."""
-    assert ("contact-lost", (0, 1)) == verdict({0: "refuses", 2: "refuses", 3: other}, why=why)
+def test_where_everybody_has_left_they_may_have_ended_without_this_node(other):
+    """Its own network may have kept it from them until then; not where it was in contact with rank 0 just before."""
+    heard = {0: "refuses", 2: "refuses", 3: other}
+    assert ("contact-lost", (0, 1)) == verdict(heard, why=NEVER)
+    assert ("node-lost", (0,)) == verdict(heard, why=GONE)
 
 
 @pytest.mark.parametrize("heard", [{0: "silent", 2: MET}, {0: "falters"}, {0: "mute", 2: LOST}])

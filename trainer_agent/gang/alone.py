@@ -45,20 +45,21 @@ def judge(
     if nnodes > 2 and peers and all(heard.answer == "silent" for heard in (*peers.values(), *([zero] if zero else []))):
         text = f"{names[rank]} reaches none of the {len(peers) + 1} nodes that it tried: its own network"
         return Charge("roll-call", rules.NODE_LOST.found(text), (rank,))
-    if _may_be_here(zero, peers.values(), went_on=went_on):
+    never = "never" in why
+    if _may_be_here(zero, peers.values(), never=never, went_on=went_on):
         text = f"{words}; nothing tells on which side it is"
         return Charge("roll-call", rules.CONTACT_LOST.found(text), (), (0, rank))
-    rule = rules.NODE_MISSING if "never" in why else rules.NODE_LOST
+    rule = rules.NODE_MISSING if never else rules.NODE_LOST
     return Charge("roll-call", rule.found(words, knocks={str(n): k.answer for n, k in knocks.items()}), (0,))
 
 
-def _may_be_here(zero: Knock | None, peers: Iterable[Knock], *, went_on: bool) -> bool:
+def _may_be_here(zero: Knock | None, peers: Iterable[Knock], *, never: bool, went_on: bool) -> bool:
     """Whether what keeps this node from rank 0 may be at this end: its network, or the name server that it asks."""
     if zero is None or zero.status.get("state") == MET:
         return True
     heard = [each.answer for each in peers]
-    # Nodes that wait for rank 0 answer; where none does, all may have ended without this node.
-    if zero.answer in UNKNOWN or (zero.answer == "refuses" and (went_on or heard)):
+    # Nodes that wait for rank 0 answer; where none does, all may have ended before this node found it.
+    if zero.answer in UNKNOWN or (zero.answer == "refuses" and (went_on or (never and heard))):
         return "answers" not in heard
     return zero.answer == "unresolved" and bool(heard) and set(heard) <= {"unresolved", "nameless"}
 
