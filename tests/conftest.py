@@ -6,6 +6,11 @@ import shutil
 import signal
 
 import pytest
+from hypothesis import settings
+
+# One example may take any time on a busy machine.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 READ = re.compile(
     r"(PET|JAX|DMLC|TRAINER_AGENT|TORCHELASTIC|NCCL|OMPI|TPU|HABANA|KUBERNETES|KUBEFLOW|AWS|HF|JOB_COMPLETION|OMP|CUDA_VISIBLE"

@@ -15,8 +15,8 @@ from trainer_agent.gang.leader import DISAGREE_S, Leader
 from trainer_agent.gang.ranks import _row
 from trainer_agent.gang.verdict import blame, results
 
-some = settings(deadline=None, max_examples=20)
-few = settings(deadline=None, max_examples=8)
+some = settings(max_examples=20)
+few = settings(max_examples=8)
 SIZES = st.integers(2, 64)
 NAMED_S = 10.0  # a node that goes is named within so long
 

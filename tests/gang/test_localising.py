@@ -10,7 +10,7 @@ from simulated import BYTES, USUAL_GBPS, Gang, plain_json
 from trainer_agent.gang.course import LATE_S, Work
 from trainer_agent.gang.localise import LEAST_S
 
-some = settings(deadline=None, max_examples=25)
+some = settings(max_examples=25)
 BROKEN = ["hang", "wrong", "error", "mute"]
 KINDS = {**{kind: {"fault": kind} for kind in BROKEN}, "slow": {"speed": 0.1}, "slower": {"speed": 0.4}}
 CODES = dict.fromkeys(BROKEN, "collective-node-failed") | {"slow": "straggler"}

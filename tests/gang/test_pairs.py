@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer_agent.gang.pairs import AT_FIRST, AT_MOST, Blame, Meeting, blame, limit, next_round
 
-often = settings(deadline=None, max_examples=50)
+often = settings(max_examples=50)
 SEEDS = st.integers(0, 1 << 32)
 
 
