@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from marked import until
 
 from trainer_agent.guarded import run_guarded
 from trainer_agent.process import is_alive
@@ -61,14 +62,6 @@ def guarded(text, *, timeout_s=30.0, environ=PATH, **how):
     return run_guarded([sys.executable, "-c", textwrap.dedent(text)], environ=environ, timeout_s=timeout_s, **how)
 
 
-def eventually(condition, within=60.0):
-    """Return the first true answer, asked every 10 ms."""
-    deadline = time.monotonic() + within
-    while not (answer := condition()) and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.01)
-    return answer
-
-
 def alive(pids):
     """Return those that run; a zombie that waits for somebody else's parent does not."""
     return [pid for pid in pids if is_alive(pid)]
@@ -92,7 +85,7 @@ def parent(family):
     """An agent whose guarded program has a family and waits; its standard output is ours to read."""
     argv = [sys.executable, "-c", PARENT, FAMILY + WAIT]
     with subprocess.Popen(argv, env=family.environ, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert eventually(family)
+        assert until(family)
         yield process
         process.kill()
 
@@ -269,7 +262,7 @@ def test_nothing_is_left_of_an_agent_that_is_told_to_end_or_killed(parent, famil
     parent.send_signal(signum)
 
     assert -9 if signum == signal.SIGKILL else 128 + signum == parent.wait(timeout=60)
-    assert eventually(lambda: not alive(family()))
+    assert until(lambda: not alive(family()))
 
 
 def test_who_reads_the_output_of_a_killed_agent_does_not_wait(parent):

@@ -6,11 +6,11 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from marked import until
 
 from trainer_agent.process import is_alive
 
@@ -143,14 +143,6 @@ def alive(pids):
     return [pid for pid in pids if is_alive(pid)]
 
 
-def eventually(condition, within=60.0):
-    """Return the first true answer, asked every 10 ms."""
-    deadline = time.monotonic() + within
-    while not (answer := condition()) and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.01)
-    return answer
-
-
 def preflight(folder, mark):
     """Start a preflight whose processes all carry `mark` in their environment."""
     return subprocess.Popen(
@@ -178,13 +170,13 @@ def test_an_agent_that_is_killed_leaves_nothing(family, signum):
     """Not only of what still has a parent."""
     folder, pids = family
     with preflight(folder, str(folder)) as agent:
-        assert eventually(lambda: told(pids))
+        assert until(lambda: told(pids))
         assert 3 == len(alive(told(pids)))
         agent.send_signal(signum)
         agent.wait(timeout=60)
 
-    assert eventually(lambda: not alive(told(pids)))
-    assert eventually(lambda: not marked(str(folder)))
+    assert until(lambda: not alive(told(pids)))
+    assert until(lambda: not marked(str(folder)))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -196,4 +188,4 @@ def test_an_agent_that_is_killed_at_any_moment_leaves_nothing(family, seed):
         agent.kill()
         agent.wait(timeout=60)
 
-    assert eventually(lambda: not marked(str(folder)))
+    assert until(lambda: not marked(str(folder)))

@@ -23,9 +23,9 @@ from claiming import (
     names_in,
     read,
     unsupported,
-    until,
     write,
 )
+from marked import until
 from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError

@@ -17,9 +17,9 @@ from claiming import (
     lost,
     read,
     unsupported,
-    until,
     write,
 )
+from marked import until
 from strange import NO_FILES, is_untouched, make_elsewhere
 from structlog.testing import capture_logs
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 TOOLS = ("ssh", "ssh-keygen", "sshd")
 SSHD = "/usr/sbin/sshd"
 SSH_PORT = 2222
-SSHD_S = 60.0
 SLOTS = 2
 # The pod's user that is not root, with the home that mpi-operator mounts the key in.
 USER, USER_ID, USER_HOME = "mpiuser", 1000, "/home/mpiuser"
@@ -186,7 +185,7 @@ class MpiJob:
         """Start a worker and wait for its port: `plain` is what images do today, `agent` is `trainer-agent worker`."""
         container = self.worker(pod, how, env=env)
         what = f"sshd of {pod.name} listens"
-        eventually(lambda: container.listens(SSH_PORT) or container.ended, within=SSHD_S, what=what)
+        eventually(lambda: container.listens(SSH_PORT) or container.ended, what=what)
         if container.ended:
             raise AssertionError(container.story())
         return container

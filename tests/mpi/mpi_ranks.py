@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from podlab import eventually
+from podlab import PATIENCE_S, eventually
 
 from trainer_agent.mpi.census import Expected
 from trainer_agent.mpi.plan import rank_program
@@ -19,7 +19,6 @@ from trainer_agent.mpi.world import World
 
 SHIM = rank_program()
 HOST = socket.gethostname()
-WITHIN_S = 60.0
 
 
 def wanted(ranks, *, host=HOST):
@@ -93,7 +92,7 @@ def start_shim(*argv, cwd=None, below=(), **environ):
 
 def here(world, ranks):
     """Wait until so many ranks have come."""
-    eventually(lambda: len(world.census.come) >= ranks, within=WITHIN_S, what=f"{ranks} ranks are here")
+    eventually(lambda: len(world.census.come) >= ranks, what=f"{ranks} ranks are here")
 
 
 def elsewhere(process, signum):
@@ -103,13 +102,13 @@ def elsewhere(process, signum):
 
 def finished(process, said=None):
     """Return exit code, standard output and standard error of a process that ends by itself."""
-    out, err = process.communicate(said, timeout=WITHIN_S)
+    out, err = process.communicate(said, timeout=PATIENCE_S)
     return process.returncode, out, err
 
 
 def hung_up(link):
     """Return whether the world closes a connection."""
-    link.settimeout(WITHIN_S)
+    link.settimeout(PATIENCE_S)
     try:
         return not link.recv(1)
     except ConnectionResetError:
@@ -126,7 +125,7 @@ def alive(pid):
 
 def dies(pid):
     """Return whether a process ends soon."""
-    return eventually(lambda: not alive(pid), within=WITHIN_S, what=f"{pid} ends")
+    return eventually(lambda: not alive(pid), what=f"{pid} ends")
 
 
 # Without `wait`, the copy of a shell that is about to become `sleep` would be told, too, and the shell would say so.
@@ -138,4 +137,4 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 def lost(play):
     """Wait until the world knows of a rank that failed."""
-    return eventually(lambda: play.world.loss, within=WITHIN_S, what="a rank is lost")
+    return eventually(lambda: play.world.loss, what="a rank is lost")

@@ -14,7 +14,6 @@ from mpi_ranks import (
     SIGNALS,
     STAY,
     STUBBORN,
-    WITHIN_S,
     alive,
     dies,
     elsewhere,
@@ -23,7 +22,7 @@ from mpi_ranks import (
     start_shim,
     wanted,
 )
-from podlab import eventually
+from podlab import PATIENCE_S, eventually
 from structlog.testing import capture_logs
 
 from trainer_agent.mpi.world import Loss
@@ -49,7 +48,7 @@ def test_a_core_is_the_programs_own(play, tmp_path):
     rank = job.rank(0, 1, "sh", "-c", "echo; read x; cd /; kill -SEGV $$", cwd=tmp_path)
     rank.stdout.readline()
     resource.prlimit(rank.pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
-    rank.communicate("\n", timeout=WITHIN_S)
+    rank.communicate("\n", timeout=PATIENCE_S)
     assert -11 == rank.returncode
     assert [] == list(tmp_path.iterdir())
 
@@ -82,7 +81,7 @@ def test_a_shim_that_is_killed(play):
     rank.kill()
     assert dies(program)
     assert dies(grandchild)
-    eventually(lambda: job.world.ranks[0].ended == -9, within=WITHIN_S, what="it is told")
+    eventually(lambda: job.world.ranks[0].ended == -9, what="it is told")
     job.world.close()
     assert (None, False) == (job.world.loss, job.world.ended_well)
 
@@ -116,7 +115,7 @@ def test_the_programs_files_are_mpiruns(play):
     """Standard input reaches the program; what it writes comes in its order."""
     job = play(1)
     rank = job.rank(0, 1, "sh", "-c", "for n in 1 2 3; do read x; echo out $n $x; echo err $n >&2; done")
-    out, err = rank.communicate("a\nb\nc\n", timeout=WITHIN_S)
+    out, err = rank.communicate("a\nb\nc\n", timeout=PATIENCE_S)
     assert ("out 1 a\nout 2 b\nout 3 c\n", "err 1\nerr 2\nerr 3\n") == (out, err)
 
 
@@ -174,7 +173,7 @@ def test_the_rank_for_which_mpirun_ends_the_others(play):
     assert "ready\n" == other.stdout.readline()
     other.terminate()
     assert (7, "saved\n", "") == finished(other)
-    eventually(lambda: job.world.ranks[1].ended == 7, within=WITHIN_S, what="it has ended")
+    eventually(lambda: job.world.ranks[1].ended == 7, what="it has ended")
     failing.sendall(b'{"ended": 42}\n')
     assert Loss(0, HOST, 42) == lost(job)
 
@@ -186,7 +185,7 @@ def test_a_rank_whose_daemon_is_killed_is_told_to_end(play):
     assert "ready\n" == rank.stdout.readline()
     rank.kill()
     assert "saved\n" == rank.stdout.read()
-    eventually(lambda: job.world.ranks[0].ended == 7, within=WITHIN_S, what="it has ended")
+    eventually(lambda: job.world.ranks[0].ended == 7, what="it has ended")
     assert ("", None) == (job.world.deleted, job.world.loss)
 
 
@@ -250,7 +249,7 @@ def test_a_process_of_another_user_below_a_shell(play):
     began = time.monotonic()
     job.world.stop(signal.SIGTERM)
     assert "saved\n" == rank.stdout.readline()
-    assert -signal.SIGTERM == rank.wait(timeout=WITHIN_S)
+    assert -signal.SIGTERM == rank.wait(timeout=PATIENCE_S)
     assert 1.5 < time.monotonic() - began < 20
 
 

@@ -16,14 +16,13 @@ from mpi_ranks import (
     HOST,
     STAY,
     STUBBORN,
-    WITHIN_S,
     elsewhere,
     finished,
     here,
     hung_up,
     wanted,
 )
-from podlab import eventually
+from podlab import PATIENCE_S, eventually
 from structlog.testing import capture_logs
 
 from trainer_agent.mpi.census import Expected
@@ -51,7 +50,7 @@ def test_an_mpirun_that_stays_when_all_ranks_have_ended(play):
     """It is ended, and they ended well."""
     job = play(1, teardown_s=0.5)
     assert 0 == finished(job.rank(0, 1, "true"))[0]
-    assert -signal.SIGTERM == job.mpirun.wait(WITHIN_S)
+    assert -signal.SIGTERM == job.mpirun.wait(PATIENCE_S)
     assert (True, True) == (job.world.hung, job.world.ended_well)
 
 
@@ -74,12 +73,12 @@ def test_nobody_leaves_before_the_last_one(play):
     assert ["ready\n"] * 2 == [rank.stdout.readline() for rank in (quick, slow)]
     job.world.stop(signal.SIGTERM)
     assert "saved\n" == quick.stdout.readline()
-    eventually(lambda: job.world.ranks[0].ended == 7, within=WITHIN_S, what="the quick one has ended")
+    eventually(lambda: job.world.ranks[0].ended == 7, what="the quick one has ended")
     quick.send_signal(signal.SIGTERM)  # a late signal meets nobody else
     with pytest.raises(subprocess.TimeoutExpired):
         quick.wait(0.2)
     assert (0, "saved\n", "") == finished(slow, "\n")
-    assert 7 == quick.wait(WITHIN_S)
+    assert 7 == quick.wait(PATIENCE_S)
     assert time.monotonic() - began < 6  # and not only when the grace of 10 s is over
 
 
@@ -132,13 +131,13 @@ def test_a_rank_that_ends_while_it_is_told_to(play):
     """Whoever is first, the program's own end is told and nobody waits."""
     job = play(4)
     ranks = job.ranks(4, "sh", "-c", "read x; exit 0")
-    eventually(lambda: job.world.began, within=WITHIN_S, what="all are here")
+    eventually(lambda: job.world.began, what="all are here")
     for rank in ranks:
         rank.stdin.close()
         job.world.stop(signal.SIGTERM)
-    codes = {rank.wait(WITHIN_S) for rank in ranks}
+    codes = {rank.wait(PATIENCE_S) for rank in ranks}
     assert codes <= {0, -15}
-    eventually(lambda: all(m.ended is not None for m in job.world.ranks.values()), within=WITHIN_S, what="all told")
+    eventually(lambda: all(m.ended is not None for m in job.world.ranks.values()), what="all told")
 
 
 GARBAGE = [
@@ -170,10 +169,10 @@ def test_strangers_who_break_off(play):
     """A reset connection is the end of a stranger like any other."""
     job = play(1)
     link = job.connect(b"{")
-    eventually(lambda: job.world.members, within=WITHIN_S, what="it is here")
+    eventually(lambda: job.world.members, what="it is here")
     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     link.close()
-    eventually(lambda: not job.world.members, within=WITHIN_S, what="it is gone")
+    eventually(lambda: not job.world.members, what="it is gone")
     assert (0, "ran\n", "") == finished(job.rank(0, 1, "echo", "ran"))
 
 
@@ -202,14 +201,14 @@ def test_ranks_that_never_come(play, settings):
     job = play(2, start_s=0.3, **settings)
     rank = job.rank(0, 2, "echo", "ran")
     assert (143, "", "") == finished(rank)
-    assert (-15 if not settings else -9) == job.mpirun.wait(WITHIN_S)
+    assert (-15 if not settings else -9) == job.mpirun.wait(PATIENCE_S)
     assert (True, False, None) == (job.world.late, job.world.began, job.world.loss)
 
 
 def test_a_rank_that_comes_too_late(play):
     """Once the job has been given up, it does not begin after all."""
     job = play(1, start_s=0.1)
-    eventually(lambda: job.world.late, within=WITHIN_S, what="it is late")
+    eventually(lambda: job.world.late, what="it is late")
     assert (143, "", "") == finished(job.rank(0, 1, "echo", "ran"))
     assert (False, None) == (job.world.began, job.world.problem)
 
@@ -220,7 +219,7 @@ def test_a_world_of_the_wrong_size(play, rank, size):
     job = play(2)
     ranks = [job.rank(number if size > 1 else 0, size, "echo", "ran") for number in range(size)]
     assert {(143, "", "")} == {finished(each) for each in ranks}
-    assert -15 == job.mpirun.wait(WITHIN_S)
+    assert -15 == job.mpirun.wait(PATIENCE_S)
     assert ("mpi-hosts-unused" if size == 1 else "mpi-world-wrong") == job.world.problem.code
 
 
@@ -236,10 +235,10 @@ def test_a_rank_that_comes_after_the_beginning(play):
     """It is turned away, and its end is nobody's loss."""
     job = play(1)
     first = job.rank(0, 1, "sh", "-c", "read x")
-    eventually(lambda: job.world.began, within=WITHIN_S, what="all are here")
+    eventually(lambda: job.world.began, what="all are here")
     assert (1, "", "") == finished(job.rank(0, 1, "echo", "ran"))
     assert hung_up(job.hello(-1, -1))
-    first.communicate("\n", timeout=WITHIN_S)
+    first.communicate("\n", timeout=PATIENCE_S)
     job.world.close()
     assert (None, True) == (job.world.loss, job.world.ended_well)
 
@@ -251,7 +250,7 @@ def test_a_rank_that_is_gone_before_the_beginning(play):
     here(job.world, 1)
     gone.kill()
     gone.wait()
-    eventually(lambda: job.world.census.gone, within=WITHIN_S, what="it is missed")
+    eventually(lambda: job.world.census.gone, what="it is missed")
     assert (143, "", "") == finished(job.rank(1, 2, "echo", "ran"))
     assert (True, False) == (job.world.late, job.world.began)
 
@@ -306,7 +305,7 @@ def test_closing_does_not_wait_for_strangers(play):
     over.set()
     assert time.monotonic() - began < 30
     for thread in threads:
-        thread.join(WITHIN_S)
+        thread.join(PATIENCE_S)
 
 
 def test_a_world_that_never_started(play):
@@ -327,7 +326,7 @@ def test_nothing_stays_open(play):
     job = play(8)
     for rank in range(8):
         job.hello(rank, 8)
-    eventually(lambda: job.world.began, within=WITHIN_S, what="all are here")
+    eventually(lambda: job.world.began, what="all are here")
     job.end()
     assert before == len(list(Path("/proc/self/fd").iterdir()))
 
@@ -340,7 +339,7 @@ def test_more_ranks_than_files(play):
     assert hard == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     for rank in range(200):
         job.hello(rank, 200)
-    eventually(lambda: job.world.began, within=WITHIN_S, what="all are here")
+    eventually(lambda: job.world.began, what="all are here")
 
 
 def test_ipv6(play):

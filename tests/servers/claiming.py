@@ -34,14 +34,6 @@ def read(directory):
     return json.loads((directory / LEASE).read_text())
 
 
-def until(condition):
-    """Wait until something is so."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def lost(claim):
     """Return whether a claim is another's."""
     try:
