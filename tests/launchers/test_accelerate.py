@@ -49,6 +49,35 @@ def test_several_nodes():
     assert Command(expected, {"OMP_NUM_THREADS": "2"}, elastic_agent=True) == accelerate.command(job(TORCH))
 
 
+STANDARD = ("--deepspeed_multinode_launcher", "standard")
+
+
+@pytest.mark.parametrize(
+    "script, nnodes, expected",
+    [
+        (("--use_deepspeed", "t.py"), "2", STANDARD),
+        (("--config_file=ds.yaml", "t.py"), "2", STANDARD),
+        (("--use_deepspeed", "--deepspeed-multinode-launcher", "nossh", "t.py"), "2", ()),
+        (("--use_fsdp", "t.py", "--use_deepspeed"), "2", ()),
+        (("--use_deepspeed", "t.py"), "1", ()),
+    ],
+)
+def test_deepspeed_starts_through_torchrun(script, nnodes, expected):
+    """By default accelerate runs `deepspeed --launcher pdsh --hostfile None`: every node trains alone and exits 0."""
+    words = argv({**TORCH, "PET_NNODES": nnodes, "PET_NODE_RANK": "0"}, *script)
+
+    ours = words[2 : len(words) - len(script)]
+    assert expected == ours[ours.index(STANDARD[0]) :] if expected else STANDARD[0] not in ours
+
+
+def test_a_file_of_accelerate_may_have_chosen_deepspeed(tmp_path):
+    """It is read by accelerate alone."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: DEEPSPEED")
+
+    assert (*STANDARD, "t.py") == argv({**TORCH, "HF_HOME": str(tmp_path)}, "t.py")[-3:]
+
+
 @pytest.mark.parametrize("nproc, more", [(1, ()), (4, ("--multi_gpu",))])
 def test_one_node(nproc, more):
     """One node needs no place to meet, and one process is not many GPUs."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # accelerate 1.15 refuses more than one of the first five; beside --multi_gpu it skips the file's distributed_type.
 CHOICES = {"multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "config_file"}
+MAY_BE_DEEPSPEED, DEEPSPEED_LAUNCHER = {"use_deepspeed", "config_file"}, "deepspeed_multinode_launcher"
 # accelerate has these options of torchrun's, and its own defaults win over the variables; all others reach torchrun.
 OPTIONS = (
     "PET_MAX_RESTARTS",
@@ -52,10 +53,16 @@ def command(job: Job) -> Command:
         "--machine_rank",
         str(shape.node_rank),
     ]
-    if _multi_gpu(job, processes):
+    given = _given(job.script[2:])
+    if Path(file := config_file(job.environ)).exists():
+        given.setdefault("config_file", file)
+    if _multi_gpu(given, processes):
         flags.append("--multi_gpu")
     if not shape.single_node:
         flags += ["--main_process_ip", shape.master_addr, "--main_process_port", str(shape.master_port)]
+        # DeepSpeed's own default, pdsh, wants a hostfile: without one each node trains alone. This one is torchrun.
+        if MAY_BE_DEEPSPEED & given.keys() and DEEPSPEED_LAUNCHER not in given:
+            flags += [f"--{DEEPSPEED_LAUNCHER}", "standard"]
     return Command((*job.script[:2], *flags, *more, *job.script[2:]), env, elastic_agent=True)
 
 
@@ -66,10 +73,9 @@ def config_file(environ: Mapping[str, str]) -> str:
     return environ.get("HOME", "/root") + path[1:] if path.startswith("~/") else path
 
 
-def _multi_gpu(job: Job, processes: int) -> bool:
+def _multi_gpu(given: Mapping[str, str], processes: int) -> bool:
     """Whether to say that these are many GPUs: unless user or file have chosen, and never of one process."""
-    given = _given(job.script[2:])
-    if CHOICES & given.keys() or Path(config_file(job.environ)).exists():
+    if CHOICES & given.keys():
         return False
     return (whole_number(given["num_processes"]) or 0 if "num_processes" in given else processes) > 1
 
