@@ -10,17 +10,32 @@ from podman_pod import mpi_volumes
 pytestmark = pytest.mark.containers
 
 RANK = 'echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)"'
+# As the SDK starts a function: every rank writes it to MPI's home. Podman reads no text that begins with an empty line.
+FUNCTION = """read -r -d '' SCRIPT << EOM
+
+import os, socket
+size, rank = os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_COMM_WORLD_RANK"]
+print(f"rank {rank} of {size} on {socket.gethostname()}", flush=True)
+
+EOM
+printf "%s" "$SCRIPT" > "/home/mpiuser/train.py"
+python "/home/mpiuser/train.py\""""
+COMMANDS = {
+    "shell": (["bash", "-c"], [f"mpirun bash -c '{RANK}'"]),
+    "function": (["mpirun", "--hostfile", "/etc/mpi/hostfile", "bash", "-c", FUNCTION], None),
+    "args": (None, ["mpirun", "bash", "-c", RANK]),
+}
 
 
-@pytest.mark.parametrize("command", [["bash", "-c"], None], ids=["sdk", "args"])
-def test_the_hosts_of_the_example_start_their_ranks(cluster, command):
-    """The SDK's `bash -c "mpirun …"` and plain args: both go through the agent, and a read-only container has sshd."""
+@pytest.mark.parametrize("way", COMMANDS)
+def test_the_hosts_of_the_example_start_their_ranks(cluster, way):
+    """A shell's `mpirun …`, a function of the SDK, and plain args: all go through the agent."""
     definition, wanted = runtime("mpi-distributed"), trainjob("mpi-distributed")
-    words = ["mpirun", "bash", "-c", RANK]
-    args = [f"mpirun bash -c '{RANK}'"] if command else words
-    wanted["spec"]["trainer"]["args"] = args
-    if command:
-        wanted["spec"]["trainer"]["command"] = command
+    command, args = COMMANDS[way]
+    given = {"command": command, "args": args}
+    wanted["spec"]["trainer"] |= {name: words for name, words in given.items() if words}
+    if not args:
+        wanted["spec"]["trainer"].pop("args", None)
     cluster.prepare(wanted)
     cluster.volumes |= mpi_volumes(definition, wanted, cluster.folder / "mpi")
     cluster.run(definition, wanted)
