@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName"}
-CRASH_REASON = "CrashLoopBackOff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,6 @@ class Waiting:
     Args:
         reason: Kubernetes' word for why, such as ImagePullBackOff.
         message: its explanation.
-        last: how the container ended before.
     """
 
     pod: str
@@ -28,7 +26,22 @@ class Waiting:
     image: str
     reason: str
     message: str
-    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """
+    A container that has ended by itself, and how often.
+
+    Args:
+        uid: the pod's; another one of the same name comes in its place.
+        last: how it ended the last time.
+    """
+
+    pod: str
+    uid: str
+    container: str
+    times: int
     last: str
 
 
@@ -54,8 +67,7 @@ def unschedulable(pod: Mapping[str, Any]) -> str:
 
 def waiting(pod: Mapping[str, Any]) -> Iterator[Waiting]:
     """Yield the containers that wait for something."""
-    status = pod.get("status", {})
-    for container in [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]:
+    for container in _containers(pod):
         found = container.get("state", {}).get("waiting")
         if found:
             yield Waiting(
@@ -64,9 +76,24 @@ def waiting(pod: Mapping[str, Any]) -> Iterator[Waiting]:
                 image=container.get("image", ""),
                 reason=found.get("reason", "waiting"),
                 message=found.get("message", ""),
-                restarts=container.get("restartCount", 0),
-                last=_ended(container.get("lastState", {}).get("terminated")),
             )
+
+
+def crashed(pod: Mapping[str, Any]) -> Iterator[Crashed]:
+    """Yield the containers that have ended by themselves: not those that end because their pod is deleted."""
+    metadata = pod["metadata"]
+    for container in _containers(pod):
+        ended = container.get("state", {}).get("terminated") or {}
+        now = bool(ended.get("exitCode")) and not metadata.get("deletionTimestamp")
+        times = container.get("restartCount", 0) + now
+        if times:
+            last = _ended(ended if now else container.get("lastState", {}).get("terminated"))
+            yield Crashed(metadata["name"], metadata["uid"], container["name"], times, last)
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
 
 
 def _ended(terminated: Mapping[str, Any] | None) -> str:

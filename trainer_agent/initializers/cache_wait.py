@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.cache_api import LEADER_WORKER_SET, POD, TRAIN_JOB, ForbiddenError, MissingError
-from trainer_agent.initializers.cache_pods import CRASH_REASON, IMAGE_REASONS, state, unschedulable, waiting
+from trainer_agent.initializers.cache_pods import (
+    IMAGE_REASONS,
+    Crashed,
+    Waiting,
+    crashed,
+    state,
+    unschedulable,
+    waiting,
+)
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from trainer_agent.initializers.cache_api import Api
     from trainer_agent.initializers.cache_settings import Settings
 
-MOST_RESTARTS = 3
+MOST_CRASHES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class Vigil:
     _summary: str = "no pod seen yet"
     _warned: set[str] = field(default_factory=set)
     _image_troubles: dict[tuple[str, str], float] = field(default_factory=dict)
+    _crashes: dict[tuple[str, str], Crashed] = field(default_factory=dict)  # by uid and container
 
     def __post_init__(self) -> None:
         # An API server that is away for some minutes does not undo what the cluster goes on doing.
@@ -146,21 +155,14 @@ class Vigil:
             get_logger().info(f"waiting for the cache: {self._summary}", pods=states, left_s=round(self.api.left_s))
 
     def _check_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        troubled = {}
+        troubled: dict[tuple[str, str], Waiting] = {}
         for pod in pods:
             if why := unschedulable(pod):
                 name = pod["metadata"]["name"]
                 self._warn_once(f"pod {name}", f"no node takes pod {name}: {why}")
-            for container in waiting(pod):
-                if container.reason == CRASH_REASON and container.restarts >= MOST_RESTARTS:
-                    raise RetryError(
-                        "cache-crashing",
-                        f"Container {container.container} of pod {container.pod} was restarted {container.restarts} "
-                        f"times, wanted fewer than {MOST_RESTARTS}; last: {container.last}",
-                        hint=f"kubectl -n {self.api.namespace} logs {container.pod} --previous",
-                    )
-                if container.reason in IMAGE_REASONS:
-                    troubled[container.pod, container.container] = container
+            for crash in crashed(pod):
+                self._count(crash)
+            troubled |= {(c.pod, c.container): c for c in waiting(pod) if c.reason in IMAGE_REASONS}
         now = time.monotonic()
         self._image_troubles = {key: self._image_troubles.get(key, now) for key in troubled}
         for key, since in self._image_troubles.items():
@@ -171,6 +173,21 @@ class Vigil:
                     f"{troubled[key].reason}: {troubled[key].message}",
                     hint="correct CACHE_IMAGE, or give the cluster access to its registry",
                 )
+
+    def _count(self, crash: Crashed) -> None:
+        """Count over pods of one name: its controller makes all of them anew as soon as one container has ended."""
+        self._crashes[crash.uid, crash.container] = crash
+        same = (crash.pod, crash.container)
+        times = sum(each.times for each in self._crashes.values() if (each.pod, each.container) == same)
+        who = f"Container {crash.container} of pod {crash.pod}"
+        if times >= MOST_CRASHES:
+            raise RetryError(
+                "cache-crashing",
+                f"{who} has ended {times} times, wanted fewer than {MOST_CRASHES}; last: {crash.last}",
+                hint="compare METADATA_LOC and IAM_ROLE, and HEAD_MEM or WORKER_MEM where it was OOMKilled; "
+                f"kubectl -n {self.api.namespace} logs -f {crash.pod}, while it lives",
+            )
+        self._warn_once(f"crash {crash.uid} {times}", f"{who} has ended and is started again: {crash.last}")
 
     def _warn_once(self, what: str, message: str) -> None:
         if what not in self._warned:
