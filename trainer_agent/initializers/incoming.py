@@ -325,7 +325,10 @@ class Incoming:
         bytes_now = digests.of_file(self._fd, UNASKED, self.entry.size)  # the source may have named another kind
         self.journal.discard(self.entry)
         if self._differed == bytes_now:
-            hint = "the source serves these bytes every time: repair it there, or correct the list of checksums"
+            hint = (
+                "the source serves these bytes every time: repair it there, or correct the list of checksums; "
+                "--verify size takes them unproved"
+            )
             raise FatalError("checksum-differs", f"{message}, twice", hint=hint)
         if self._differed:
             raise RetryError("checksum-differs", message, hint="bytes are damaged on the way, or in this node's memory")
