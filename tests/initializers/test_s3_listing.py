@@ -168,6 +168,10 @@ def test_a_region_that_is_none_is_not_followed():
         assert len(server.seen) == 1
 
 
+COM = ".amazonaws.com"
+AMAZON = f"https://s3{COM}"
+
+
 @pytest.mark.parametrize(
     "name,environ,url",
     [
@@ -179,6 +183,11 @@ def test_a_region_that_is_none_is_not_followed():
             {"AWS_REGION": "eu-west-1", "AWS_S3_ADDRESSING_STYLE": "path"},
             "https://s3.eu-west-1.amazonaws.com/data/k",
         ),
+        ("data", {"ENDPOINT": f"{AMAZON}/", "REGION": "eu-west-1"}, "https://data.s3.eu-west-1.amazonaws.com/k"),
+        ("data", {"ENDPOINT": "https://s3.eu-west-1.amazonaws.com"}, "https://data.s3.eu-west-1.amazonaws.com/k"),
+        ("data", {"ENDPOINT": "https://s3-us-gov-west-1.amazonaws.com"}, f"https://data.s3.us-gov-west-1{COM}/k"),
+        ("data", {"ENDPOINT": f"https://s3.dualstack.eu-west-1{COM}"}, f"https://s3.dualstack.eu-west-1{COM}/data/k"),
+        ("data", {"ENDPOINT": f"https://s3-accelerate{COM}"}, f"https://s3-accelerate{COM}/data/k"),
         ("data", {"ENDPOINT": "http://minio:9000/"}, "http://minio:9000/data/k"),
         ("data", {"AWS_ENDPOINT_URL": "https://x/base"}, "https://x/base/data/k"),
         ("data", {"AWS_ENDPOINT_URL_S3": "https://a", "AWS_ENDPOINT_URL": "https://b"}, "https://a/data/k"),
@@ -188,6 +197,14 @@ def test_a_region_that_is_none_is_not_followed():
 def test_addresses(name, environ, url):
     """Amazon's buckets have hosts of their own, unless a dot would break the certificate; others are paths."""
     assert Bucket(name, environ).url("k") == url
+
+
+def test_amazons_service_by_name_is_none_that_a_bucket_is_bound_to():
+    """Kubeflow's guides give it; it redirects for buckets of other regions, where the bucket's own host does not."""
+    bucket = Bucket("data", {"ENDPOINT": AMAZON})
+    bucket.region = "eu-central-1"  # as a redirect says
+
+    assert f"https://data.s3.eu-central-1{COM}/k" == bucket.url("k")
 
 
 @pytest.mark.parametrize(

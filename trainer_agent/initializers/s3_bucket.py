@@ -26,6 +26,8 @@ ENDPOINTS = ("ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGIONS = ("REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
 STYLES = ("auto", "path", "virtual")
 AMAZON = re.compile(r"\.amazonaws\.com(\.cn)?$")
+# Its service by name, which is wherever a bucket is; other hosts of Amazon's are another way to it.
+SERVICE = re.compile(r"https://s3(?:[.-]([a-z]{2}(?:-[a-z]+)+-[0-9]))?\.amazonaws\.com(?:\.cn)?")
 # A label of a host name; with dots in it Amazon's certificate would not match.
 HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 # A path segment that HTTP clients resolve away, unless its dots are encoded.
@@ -53,8 +55,10 @@ class Bucket:
     def __init__(self, name: str, environ: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
         self.name = name
         self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
-        self.endpoint = _endpoint(environ)
-        self.region = first(environ, *REGIONS) or "us-east-1"
+        named = _endpoint(environ)
+        service = SERVICE.fullmatch(named)
+        self.endpoint = "" if service else named
+        self.region = first(environ, *REGIONS) or (service and service[1]) or "us-east-1"
         self.virtual = self._is_virtual(environ)
         foreign = bool(self.endpoint) and not AMAZON.search(urlsplit(self.endpoint).hostname or "")
         self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=foreign))
