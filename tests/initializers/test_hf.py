@@ -264,6 +264,7 @@ def test_tokens_in_the_order_of_their_names(hub, repo, source, contents):
 
     assert FILES == contents(source(ACCESS_TOKEN=TOKEN, HF_TOKEN="hf_wrong"))
     assert FILES == contents(source(ACCESS_TOKEN="", HF_TOKEN=TOKEN))
+    assert FILES == contents(source(HUGGING_FACE_HUB_TOKEN=TOKEN))
 
 
 def test_offline_nothing_is_asked(hub, source):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trainer_agent.initializers.http import Response, Stream
 
 ENDPOINT = "https://huggingface.co"
-# Kubeflow's name first.
-TOKENS = ("ACCESS_TOKEN", "HF_TOKEN")
+# Kubeflow's name first; the last is huggingface_hub's old one, which it still reads.
+TOKENS = ("ACCESS_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NEXT = re.compile(r'<([^>]*)>\s*;[^,<]*\brel="?next\b')
 # As the Hub says when its quota is full again, where it sends no Retry-After: "api";r=0;t=55.
