@@ -105,7 +105,7 @@ def _measured(work: Work, target: Target, answer: Mapping[str, Any]) -> dict[str
         return measured
     if peak := target.gpu.model.memory_gbps:
         measured["expected_memory_gbps"] = peak
-    if peak := _peak(_link(work, target, answer), target):
+    if peak := _peak(work, target, answer):
         measured |= {f"expected_{name}": peak for name in names[1:] if name in answer}
     if answer["not_done"]:
         measured["not_done"] = answer["not_done"]
@@ -135,19 +135,22 @@ def _memory(work: Work, target: Target, answer: Mapping[str, Any], limits: Thres
         )
 
 
+def _over_pcie(target: Target, answer: Mapping[str, Any]) -> bool:
+    """Return whether data went over PCIe, which is not how a Grace reaches its GPUs."""
+    return "host_window" in answer and target.gpu.model.pcie
+
+
 def _link(work: Work, target: Target, answer: Mapping[str, Any]) -> list[Gpu]:
-    """Return what NVML said of PCIe while data went over it; nothing where that is not how the CPU is reached."""
-    if "host_window" not in answer or not target.gpu.model.pcie:
-        return []
-    return work.during(target, answer["host_window"])
+    """Return what NVML said of PCIe while data went over it."""
+    return work.during(target, answer["host_window"]) if _over_pcie(target, answer) else []
 
 
-def _peak(samples: Sequence[Gpu], target: Target) -> float | None:
-    """Return what the link can do at most, by board and slot."""
-    if not samples:
+def _peak(work: Work, target: Target, answer: Mapping[str, Any]) -> float | None:
+    """Return what the link can do at most, by board and slot: at any moment the same."""
+    ends = work.ends(target)
+    if not ends or not _over_pcie(target, answer):
         return None
-    lane = LANE_GBPS.get(samples[-1].pcie_generation_max or 0)
-    width = samples[-1].pcie_width_max
+    lane, width = LANE_GBPS.get(ends[1].pcie_generation_max or 0), ends[1].pcie_width_max
     return lane * width if lane and width else None
 
 
@@ -171,11 +174,12 @@ def _links(
     certain = not virtual and target.gpu.model is not UNKNOWN
     severity = Severity.ERROR if certain else Severity.WARNING
     lanes, all_lanes = _lanes(samples)
-    narrow = 0 < lanes < all_lanes
+    narrow, whole = 0 < lanes < all_lanes, 0 < all_lanes <= lanes
     fails = target.gpu.model.lanes_certain(virtual=virtual, beside_whole=_beside_whole(work, target))
     of_lanes = Severity.ERROR if fails else Severity.WARNING
-    if peak := _peak(samples, target):
-        yield from _host(target, answer, peak=peak, severity=of_lanes if narrow else severity, limits=limits)
+    if peak := _peak(work, target, answer):
+        of_speed = severity if whole or (fails and not narrow) else of_lanes
+        yield from _host(target, answer, peak=peak, severity=of_speed, limits=limits)
     if narrow:
         text = f"PCIe has {lanes} lanes while data goes over it, wanted {all_lanes}"
         yield (

@@ -121,6 +121,14 @@ def test_memory_by_its_model(memory, expected):
     assert expected == judged(answered(0, memory=memory))
 
 
+@pytest.mark.parametrize("name, severity", [(H100, "error"), ("NVIDIA H100 PCIe", "warning"), ("Z1", "warning")])
+def test_a_link_that_nobody_saw_at_work_is_judged_by_what_it_can(name, severity):
+    """On a busy host NVML may not be asked while data goes over it; a card may then have lanes that its slot lacks."""
+    target, answer = answered(0, name=name, h2d=0.3 * PEAK)
+
+    assert (0, severity, "host-link-slow") in judged((target, {**answer, "host_window": [7.5, 8]}))
+
+
 def test_memory_of_an_unknown_model_is_compared_with_its_neighbours():
     same = [answered(index, name="Z1", memory=speed) for index, speed in enumerate((1000, 1000, 500))]
 
