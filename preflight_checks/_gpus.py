@@ -210,9 +210,11 @@ def read_gpus(context: Context, *groups: str, **how: Any) -> Reading:
     Return a reading of a machine that has GPUs.
 
     Raises:
-        Skip: there are none, or NVML hung before, or does not start, which is for gpu-count to say.
+        Skip: there are none, or they may be others', or NVML hung before, or does not start, which gpu-count says.
         NvmlHungError: no answer in time, now or before.
     """
+    if context.accelerators.others:
+        raise Skip(context.accelerators.source)
     running = context.options.running
     if context.accelerators.hung and (not running or "gpu-count" in running):
         raise Skip(f"NVML hangs; {INIT_HINT}")

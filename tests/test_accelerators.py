@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_agent.accelerators import Accelerators, find_accelerators, parse_cuda_visible
+from trainer_agent.accelerators import Accelerators, find_accelerators, given, parse_cuda_visible
 from trainer_agent.nvml import NvmlDevices
 from trainer_agent.testing import FakeHost
 
@@ -244,3 +244,36 @@ def test_tpu(host, nodes, environ, count):
     expected = Accelerators("tpu", count, f"{count} TPU device nodes /dev/accel<N> or /dev/vfio/<N>")
     nothing = Accelerators("none", 0, "0 device nodes /dev/nvidia<N>; NVML is not here")
     assert (expected if count else nothing) == find(host, environ)
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+EIGHT = Accelerators("nvidia", 8, "NVML: 8 GPUs")
+
+
+def test_gpus_that_may_be_other_jobs_are_not_put_to_the_test(host):
+    """A container without a request sees the whole node, where its image says so, and two of eight are the job's."""
+    found = given(EIGHT, host, {**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, 2)
+
+    assert ("none", 0, True) == (found.kind, found.count, found.others)
+    assert "of 8 GPUs that are visible the job uses 2, and nothing tells which" in found.source
+
+
+@pytest.mark.parametrize(
+    "environ, wanted",
+    [
+        ({**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, 8),
+        ({**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, "gpu"),
+        ({**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, None),
+        ({**POD, "NVIDIA_VISIBLE_DEVICES": "GPU-aa11,GPU-aa22"}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 2),
+    ],
+    ids=["the whole node", "all that are there", "unknown", "given by the plugin", "no pod"],
+)
+def test_gpus_that_are_ours(host, environ, wanted):
+    assert EIGHT == given(EIGHT, host, environ, wanted)
+
+
+def test_what_is_visible_on_gke_was_given(host):
+    """Its device plugin lists nothing, and no runtime of NVIDIA's adds to what it gives."""
+    host.put("/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+    assert EIGHT == given(EIGHT, host, {**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, 2)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 INTEL_VENDOR, HABANA_VENDOR, NVIDIA_VENDOR = "0x8086", "0x1da3", "0x10de"  # PCI vendor numbers
+# Where GKE's device plugin mounts the driver, without a word to the loader; NVIDIA's images look there.
+MOUNTED = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
 NO_PERMISSION, DRIVER_NOT_LOADED = 4, 9  # NVML_ERROR_*
 
 
@@ -30,6 +32,7 @@ class Accelerators:
         source: how they were counted, in words.
         problem: why an NVIDIA driver that should answer does not, and `hung` whether it said nothing at all.
         visible: entries of CUDA_VISIBLE_DEVICES when it lists MIG instances.
+        others: whether there are some of which nothing tells that they are this pod's.
     """
 
     kind: str
@@ -38,6 +41,7 @@ class Accelerators:
     problem: str = ""
     visible: tuple[str, ...] = ()
     hung: bool = False
+    others: bool = False
 
 
 def find_accelerators(
@@ -58,6 +62,29 @@ def find_accelerators(
         if found.count:
             return found
     return replace(nvidia, kind="none")
+
+
+def given(found: Accelerators, host: Host, environ: Mapping[str, str], wanted: object) -> Accelerators:
+    """
+    Return those that may be put to the test, none where they may be other jobs'.
+
+    An image that sets NVIDIA_VISIBLE_DEVICES=all shows a container without a request every GPU of its node, where
+    NVIDIA's container runtime is the default one (README of k8s-device-plugin); with one, the plugin lists those.
+    GKE's plugin lists nothing, and has no such runtime.
+
+    Args:
+        wanted: processes on this node, a number or a word.
+    """
+    everything = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() == "all"
+    in_a_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and not host.exists(MOUNTED)
+    fewer = isinstance(wanted, int) and wanted < found.count
+    if not (everything and in_a_pod and fewer and found.kind in ("nvidia", "mig")):
+        return found
+    source = (
+        f"of {found.count} GPUs that are visible the job uses {wanted}, and nothing tells which: "
+        "have this container request nvidia.com/gpu"
+    )
+    return Accelerators("none", 0, source, others=True)
 
 
 def nvidia_nodes(host: Host) -> list[str]:

@@ -53,6 +53,12 @@ def test_a_count_alone_gives_rows():
         assert grid([check(name, gpus=count)]) is None
 
 
+def test_a_count_beside_other_numbers_means_no_numbers():
+    """NVML refuses the GPUs of others, and those that are ours keep theirs."""
+    found = grid([check("gpu-count", gpus=2), check("gpu-health", gpus=[{"index": 4}, {"index": 5}])])
+    assert ["GPU 4", "GPU 5"] == [g.title for g in found.gpus]
+
+
 def test_what_a_check_says_about_a_gpu():
     """Its own finding, or the status of a check that did not look; `none` where it cannot be told."""
     known = check("gpu-count", gpus=2)

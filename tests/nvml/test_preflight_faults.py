@@ -33,10 +33,10 @@ EIGHT = (
 def preflight(nvml_standin, tmp_path):
     """Run the program on a machine: its exit code, its report, which is valid, and its termination message."""
 
-    def run(scenario, *arguments):
+    def run(scenario, *arguments, **more):
         log = tmp_path / "termination-log"
         argv = [sys.executable, "-m", "trainer_agent", "preflight", "--output", "json", "--termination-log", str(log)]
-        environ = {**os.environ, **nvml_standin.environ(scenario)}
+        environ = {**os.environ, **nvml_standin.environ(scenario), **more}
         done = subprocess.run([*argv, *arguments], env=environ, capture_output=True, timeout=60, check=False)
         report = json.loads(done.stdout)
         jsonschema.validate(report, SCHEMA)
@@ -145,3 +145,17 @@ def test_a_gpu_without_a_handle_has_a_reason(preflight):
     (finding,) = report["checks"][0]["findings"]
     assert "gpu-lost" == finding["code"]
     assert "`NVML gives no handle for it: Interrupt Request Issue`" in finding["message"]
+
+
+@pytest.mark.parametrize("processes, failed", [("2", []), ("8", ["gpu-health", "gpu-memory"])])
+def test_nobody_fails_for_the_gpus_of_others(preflight, processes, failed):
+    """A pod without a request for GPUs sees the whole node: a neighbour trains on one, and another is sick."""
+    scenario = FAULTS["remap-failed"](FAULTS["leftover-memory-much"](h100_sxm(), 3), 5)
+    pod = {"NVIDIA_VISIBLE_DEVICES": "all", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NPROC_PER_NODE": processes}
+
+    code, report, _ = preflight(scenario, "--checks", GPU_CHECKS, "--profile", "quick", **pod)
+
+    assert (20 if failed else 0, failed) == (code, [c["name"] for c in report["checks"] if c["status"] == "fail"])
+    skipped = {c["message"] for c in report["checks"] if c["status"] == "skip"}
+    nobody_knows = "of 8 GPUs that are visible the job uses 2, and nothing tells which: "
+    assert (set() if failed else {nobody_knows + "have this container request nvidia.com/gpu"}) == skipped

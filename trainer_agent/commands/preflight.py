@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent import policy
-from trainer_agent.accelerators import find_accelerators
+from trainer_agent.accelerators import find_accelerators, given
 from trainer_agent.catalogue import Listed, list_checks
 from trainer_agent.cgroup import read_limits
 from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
@@ -310,6 +310,7 @@ def gather(options: PreflightOptions, environ: Mapping[str, str], host: Host) ->
         gang=_meets(options, topology),
         scope=options.scope or "gang",
     )
+    accelerators = given(accelerators, host, environ, topology.nproc)
     return Context(environ, topology, limits, accelerators, host, chosen, nproc, refusal)
 
 

@@ -58,8 +58,9 @@ def grid(checks: list[dict[str, Any]]) -> Grid | None:
     """Return the grid, or None where no check names a GPU."""
     mentioned = [list(_mentions(c)) for c in checks]
     gpus: list[Gpu] = []
+    named = [names for some in mentioned for names in some]
     # Who has several names comes first, so that who is called by one of them is recognised.
-    for names in sorted((m for some in mentioned for m in some), key=len, reverse=True):
+    for names in sorted([*named, *_counted(checks, named)], key=len, reverse=True):
         _add(gpus, names)
     if not gpus:
         return None
@@ -111,10 +112,17 @@ def _name(value: Any) -> dict[str, str]:
     return {"pci": address[1].lower()} if address else {}
 
 
+def _counted(checks: list[dict[str, Any]], named: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Yield the GPUs that are counted, as 0, 1…; not where others have higher numbers, as some are other people's."""
+    highest = max((int(names["index"]) for names in named if "index" in names), default=-1)
+    for check in checks:
+        count = check["measurements"].get("gpus")
+        if _loose(check) and isinstance(count, int) and highest < count <= MOST_GPUS:
+            yield from ({"index": str(index)} for index in range(count))
+
+
 def _mentions(check: dict[str, Any]) -> Iterator[dict[str, str]]:
-    loose, count = _loose(check), check["measurements"].get("gpus")
-    if loose and isinstance(count, int) and 0 < count <= MOST_GPUS:
-        yield from ({"index": str(index)} for index in range(count))
+    loose = _loose(check)
     yield from names_in(check["measurements"], loose=loose)
     for finding in check["findings"]:
         yield from names_in(finding["evidence"], loose=loose)
