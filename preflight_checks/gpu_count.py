@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from preflight_checks._gpus import READ_S, gpu_check, models, read
-from trainer_agent.accelerators import DRIVER_NOT_LOADED, expects_nvidia, listed_gpus, nvidia_nodes
+from trainer_agent.accelerators import DRIVER_NOT_LOADED, MOUNTED, expects_nvidia, listed_gpus, nvidia_nodes
 from trainer_agent.check import Context, Outcome, Rule, Skip
 from trainer_agent.errors import Action, Finding, Severity
 
@@ -22,6 +23,12 @@ LIBRARY = Rule(
     hint="check that the container requests nvidia.com/gpu and that its runtime class is nvidia's",
     action=Action.RESCHEDULE,
     source="KEP-3416: a missing GPU reschedules",
+)
+UNSEEN = Rule(
+    "nvml-not-found",
+    when=f"the driver's library is {MOUNTED}, and the loader does not look there",
+    hint=f"set LD_LIBRARY_PATH={PurePath(MOUNTED).parent} in this container; images such as PyTorch's do",
+    source="GKE's device plugin mounts the driver there",
 )
 NOT_LOADED = Rule(
     "gpu-driver-not-loaded",
@@ -59,7 +66,7 @@ TOO_FEW = Rule(
 )
 
 
-@gpu_check("gpu-count", rules=(LIBRARY, NOT_LOADED, MISMATCH, BROKEN, MISSING, TOO_FEW), timeout_s=READ_S + 3)
+@gpu_check("gpu-count", rules=(LIBRARY, UNSEEN, NOT_LOADED, MISMATCH, BROKEN, MISSING, TOO_FEW), timeout_s=READ_S + 3)
 def gpu_count(context: Context) -> Outcome:
     """Does the NVIDIA driver answer, and does it list every GPU that this container was given?"""
     reading = read(context)
@@ -94,6 +101,8 @@ def _without_library(context: Context, reading: Reading) -> Outcome:
     asked, certain = _asked(context)
     if not asked or context.accelerators.kind not in ("none", "nvidia", "mig"):
         raise Skip(f"nothing asks for an NVIDIA GPU here, and NVML is not here: {reading.reason}")
+    if context.host.exists(MOUNTED):
+        return Outcome("NVML is not found", (UNSEEN.found(f"NVML is {MOUNTED}: {reading.reason}", asked=asked),))
     message = f"NVML is not here ({reading.reason}), wanted it as {asked}"
     rule = LIBRARY if certain else replace(LIBRARY, severity=Severity.WARNING)
     return Outcome("NVML is not here", (rule.found(message, asked=asked),))

@@ -49,6 +49,11 @@ def test_every_image_runs_as_the_user_that_its_documentation_says(name, user):
     assert user == inspected(name)["Config"]["User"]
 
 
+@pytest.mark.parametrize("name", ["agent", "agent:torch", "agent:cache"])
+def test_the_agents_images_look_for_the_driver_where_gke_mounts_it(name):
+    assert "/usr/local/nvidia/lib64\n" == shell(name, 'echo "$LD_LIBRARY_PATH"')
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if name not in FROM_YOURS])
 def test_an_image_of_ours_says_what_it_is(name):
     labels = inspected(name)["Config"]["Labels"]

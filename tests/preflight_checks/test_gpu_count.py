@@ -66,6 +66,17 @@ def test_a_machine_that_asks_and_has_no_library(tmp_path, environ, severity, ask
     assert f"NVML is not here ({MISSING}), wanted it as {asked}" == only(outcome).message
 
 
+def test_a_library_where_no_loader_looks(tmp_path):
+    """GKE's device plugin mounts the driver and tells nobody: the image should know, and no other node would help."""
+    host = FakeHost(tmp_path)
+    host.put("/dev/nvidia0")
+    host.put("/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+    finding = only(run_check(gpu_count, host))
+
+    assert ("nvml-not-found", Action.STOP) == (finding.code, finding.action)
+    assert f"NVML is /usr/local/nvidia/lib64/libnvidia-ml.so.1: {MISSING}" == finding.message
+
+
 def test_device_nodes_ask_for_the_library(tmp_path):
     host = FakeHost(tmp_path)
     host.put("/dev/nvidia0")
