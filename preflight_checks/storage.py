@@ -94,6 +94,14 @@ SLOW = Rule(
     source="heuristic: an order of magnitude below a single hard disk; chunks of up to 8 MiB, each forced to the disk, "
     "and all paths at once",
 )
+KEPT = Rule(
+    "storage-not-removable",
+    when="what was written and read back cannot be removed",
+    hint="remove the file; if the job removes any, such as old checkpoints, let the volume do so (Mountpoint for S3: "
+    "--allow-delete)",
+    severity=Severity.WARNING,
+    source="buckets and retention policies may allow to write and not to delete",
+)
 # By errno; all others are I/O errors. Making a file in /proc is ENOENT.
 RULES = {
     **dict.fromkeys((errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP), NOT_WRITABLE),
@@ -152,7 +160,11 @@ def deadline_s(context: Context) -> float:
     return _path_s(context) + CLEAN_UP_S + 2 * REAP_SECONDS * len(targets(context)) + 1
 
 
-@check("storage", rules=(MISSING, NOT_WRITABLE, RELATIVE, HUNG, BROKEN, CORRUPT, FULL, LOW, SLOW), timeout_s=deadline_s)
+@check(
+    "storage",
+    rules=(MISSING, NOT_WRITABLE, RELATIVE, HUNG, BROKEN, CORRUPT, FULL, LOW, SLOW, KEPT),
+    timeout_s=deadline_s,
+)
 def storage(context: Context) -> Outcome:
     """Can every path that the job needs be written and read back, with room to spare?"""
     probe = partial(write_and_read, most=_measured_bytes(context))
@@ -223,12 +235,12 @@ def write_and_read(directory: Path, name: str, *, most: int = 0) -> dict[str, An
     """Write 1 MiB to a file in `directory`, read it back, remove it; return what is free, and with `most` the speed."""
     if not directory.is_dir():
         raise ProbeError(MISSING, "is no directory" if directory.exists() else "does not exist")
-    if not round_trip(directory / name):
-        raise ProbeError(CORRUPT, "gives back other bytes than were written")
+    kept = round_trip(directory / name)
     stat = os.statvfs(directory)
     free = stat.f_bavail * stat.f_frsize
-    size = measurable_bytes(most, free=free)
+    size = 0 if kept else measurable_bytes(most, free=free)
     return {
+        **({"kept": kept} if kept else {}),
         "free_bytes": free,
         "size_bytes": stat.f_blocks * stat.f_frsize,
         "inodes_free": stat.f_favail,
@@ -237,19 +249,29 @@ def write_and_read(directory: Path, name: str, *, most: int = 0) -> dict[str, An
     }
 
 
-def round_trip(file: Path) -> bool:
-    """Return whether `file` holds what was written to it; it is removed in any case."""
-    payload = os.urandom(PROBE_BYTES)
+def round_trip(file: Path) -> str:
+    """Write a file, read it back and remove it; return why it cannot be removed, empty when it is gone."""
+    payload, kept = os.urandom(PROBE_BYTES), ""
     try:
-        with file.open("xb") as out:
-            out.write(payload)
-            out.flush()
-            os.fsync(out.fileno())
-            # Without this the page cache would answer for the disk or the server.
-            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return file.read_bytes() == payload
+        same = _read_back(file, payload) == payload
     finally:
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except PermissionError as error:
+            kept = f"{file}: {error.strerror}"
+    if not same:
+        raise ProbeError(CORRUPT, "gives back other bytes than were written")
+    return kept
+
+
+def _read_back(file: Path, payload: bytes) -> bytes:
+    with file.open("xb") as out:
+        out.write(payload)
+        out.flush()
+        os.fsync(out.fileno())
+        # Without this the page cache would answer for the disk or the server.
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return file.read_bytes()
 
 
 def clean_up(target: Target, name: str) -> None:
@@ -273,6 +295,8 @@ def _judge(target: Target, answer: Answer) -> Iterator[Finding]:
     else:
         yield from _low(target.label, answer.value)
         yield from _slow(target.label, answer.value)
+        if kept := answer.value.get("kept"):
+            yield KEPT.found(f"{target.label} keeps what was written there, wanted gone: {kept}", path=target.label)
 
 
 def _failure(target: Target, rule: Rule, reason: str) -> Finding:

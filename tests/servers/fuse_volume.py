@@ -6,6 +6,9 @@ It is like a bucket behind a mount: fsync is nothing, and closing a file uploads
 FLUSH=n     the first n uploads of unfinished files end with EIO, and what was to be uploaded is dropped
 CREATE      no file can be made: EINVAL
 WRITE       nothing can be written: ENOSPC
+READ        what is read is not what was written
+AGAIN       nothing can be written after fsync, which uploads here: EIO, as of Mountpoint for S3
+REMOVE      no file can be removed: EPERM, as of Mountpoint for S3 without --allow-delete
 
 Run as `fuse_volume.py PLACE REFUSED COMMAND…` by root, in a mount namespace of its own: the volume lives as long as the
 command, whose exit code it returns.
@@ -20,6 +23,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MOST_BYTES = 1 << 17
 REQUEST = struct.Struct("<IIQQIIII")  # length, operation, id, inode and four more
@@ -45,6 +49,7 @@ class Node:
     content: bytearray = field(default_factory=bytearray)
     uploaded: bytes = b""
     dirty: bool = False
+    synced: bool = False
     mtime: int = 0
 
 
@@ -61,7 +66,7 @@ class Volume:
             3: lambda inode, body: struct.pack("<QII", 0, 0, 0) + self._attributes(inode),
             4: self.setattr,
             9: lambda inode, body: self._make(inode, body[8:], DIRECTORY),
-            10: self.remove,
+            10: self.unlink,
             11: self.remove,
             12: lambda inode, body: self.rename(inode, body, 8),
             14: lambda inode, body: bytes(16),
@@ -69,6 +74,7 @@ class Volume:
             16: self.write,
             17: lambda inode, body: struct.pack("<5Q4I6I", *[1 << 20] * 5, 4096, 255, 4096, 0, *[0] * 6),
             18: self.release,
+            20: self.fsync,
             25: self.flush,
             26: lambda inode, body: INITIALIZED,
             27: lambda inode, body: bytes(16),
@@ -97,7 +103,7 @@ class Volume:
             os.write(fd, ANSWER.pack(ANSWER.size + len(body), -code, unique) + body)
 
     def unknown(self, inode: int, body: bytes) -> bytes:
-        """Such as fsync; the kernel does not ask again."""
+        """The kernel does not ask again."""
         raise RefusedError(errno.ENOSYS)
 
     def lookup(self, inode: int, body: bytes) -> bytes:
@@ -118,6 +124,11 @@ class Volume:
             raise RefusedError(errno.EINVAL)
         return self._make(inode, body[16:], FILE) + bytes(16)
 
+    def unlink(self, inode: int, body: bytes) -> bytes:
+        if self.refused == "REMOVE":
+            raise RefusedError(errno.EPERM)
+        return self.remove(inode, body)
+
     def remove(self, inode: int, body: bytes) -> bytes:
         del self.nodes[inode].children[_name(body)]
         return b""
@@ -130,14 +141,23 @@ class Volume:
 
     def read(self, inode: int, body: bytes) -> bytes:
         _, at, size = struct.unpack_from("<QQI", body)
-        return bytes(self.nodes[inode].content[at : at + size])
+        found = bytes(self.nodes[inode].content[at : at + size])
+        return found[::-1] if self.refused == "READ" else found
 
     def write(self, inode: int, body: bytes) -> bytes:
         _, at, size = struct.unpack_from("<QQI", body)
         if self.refused == "WRITE" and self._is_unfinished(inode):
             raise RefusedError(errno.ENOSPC)
+        if self.nodes[inode].synced:
+            raise RefusedError(errno.EIO)
         self._put(inode, at, body[40 : 40 + size])
         return struct.pack("<II", size, 0)
+
+    def fsync(self, inode: int, body: bytes) -> bytes:
+        if self.refused != "AGAIN":
+            return self.unknown(inode, body)
+        self.nodes[inode].synced = True
+        return b""
 
     def flush(self, inode: int, body: bytes) -> bytes:
         """Upload."""
@@ -194,6 +214,21 @@ class Volume:
 
 def _name(body: bytes) -> bytes:
     return body.split(b"\0")[0]
+
+
+def beside(place: Path, refused: str, *command: str | Path) -> str:
+    """Run a program beside a volume that lies in `place`; return what it prints. pytest ends where there is no FUSE."""
+    import pytest
+
+    place.mkdir()
+    namespace = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
+    argv = [*namespace, sys.executable, __file__, place, refused, *command]
+    ended = subprocess.run(argv, cwd=place.parent, capture_output=True, text=True, check=False, timeout=60)
+    if ended.returncode and any(word in ended.stderr for word in ("unshare:", "fuse:", "/dev/fuse")):
+        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        missing(f"no FUSE can be mounted here: {ended.stderr.strip()[-200:]}")
+    assert (0, "") == (ended.returncode, ended.stderr)
+    return ended.stdout
 
 
 def main(place: str, refused: str, *command: str) -> int:
