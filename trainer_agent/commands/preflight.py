@@ -20,11 +20,13 @@ from trainer_agent.check import PROFILES, CheckResult, Context, Options, Status
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.env import redact_all, secrets_in, wants_colour
-from trainer_agent.errors import AgentError, ExitCode
+from trainer_agent.errors import AgentError, ExitCode, FatalError
 from trainer_agent.executable_checks import add_programs
 from trainer_agent.formats import FORMATS, writer
 from trainer_agent.gang.peers import at_rank_zero
 from trainer_agent.host import Host
+from trainer_agent.isolation import IsolatedError, contained
+from trainer_agent.log import get_logger
 from trainer_agent.nproc import decide
 from trainer_agent.report import Report, compact, write_whole
 from trainer_agent.runner import run_checks
@@ -43,6 +45,9 @@ BUDGET_S = {"quick": 15.0, "standard": 60.0, "deep": 300.0}
 ROLL_CALL = "roll-call"  # the check in which all nodes take part
 # What is left for the checks when the driver has used up all of it by hanging.
 LEAST_S = 2.0
+# A report is some kilobytes; a file server that has not taken them by then is dead.
+SAVE_S = 10.0
+OURS = ("/dev/", "/proc/self/")  # such as /dev/stdout, which in a child is another
 
 
 @dataclass(frozen=True)
@@ -231,11 +236,25 @@ def publish(report: Report, options: PreflightOptions, environ: Mapping[str, str
     tell(options.termination_log, compact(data))
     try:
         if options.report_file:
-            write_whole(options.report_file, text)
+            _save(options.report_file, text)
     finally:  # last, as whoever reads it may be gone
         click.echo(shown, file=stream, nl=False)
     warned = report.verdict is policy.Verdict.WARN and options.gate
     return int(ExitCode.PASS if warned else report.verdict.exit_code)
+
+
+def _save(path: str, text: str) -> None:
+    """Write the report to a file; the verdict is about this node, and counts where that volume is full or dead, too."""
+    try:
+        if path.startswith(OURS):
+            write_whole(path, text)
+        else:
+            contained(lambda: write_whole(path, text), grace_s=0, timeout_s=SAVE_S)
+    except FatalError as error:
+        get_logger().warning(error.message, code=error.code, hint=error.hint)
+    except (IsolatedError, OSError) as error:  # or no process is left
+        hint = "look at the volume; the report is on standard output"
+        get_logger().warning(f"cannot write {path}: {error}", code="not-writable", hint=hint)
 
 
 def examine(
