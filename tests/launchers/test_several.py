@@ -113,6 +113,43 @@ def test_one_fails(end, code, how):
         assert all(gone(pid) for pid in pids)
 
 
+def test_the_last_words_are_those_of_the_first_that_failed():
+    """Whoever loses it says so a moment later, as in a collective; each line of theirs is passed on, too."""
+    lost = "signal.signal(15, lambda *_: sys.exit('a peer is gone')); "
+    with started(lost + TELL + FAIL_LATE.format("sys.exit('the label has NaN')") + "time.sleep(60)") as (driver, _):
+        _, err = driver.communicate("now\n", timeout=60)
+
+    assert ["a peer is gone", "the label has NaN", "the label has NaN"] == sorted(
+        line for line in err.splitlines() if not line.startswith("{")
+    )
+    assert "the label has NaN" == err.splitlines()[-1]
+
+
+def test_whoever_raised_first_is_the_cause(tmp_path):
+    """Python closes what it has, and takes its time, after a traceback; who was waiting for it may end before it."""
+    told = f"({str(tmp_path)!r} + '/told')"
+    slow = f"import atexit; n == '1' and atexit.register(lambda: (os.mkdir{told}, time.sleep(60))); "
+    wait = f"\nwhile n == '0' and not os.path.exists{told}: time.sleep(0.01)\nraise ValueError(n)"
+    with started(slow + TELL + "sys.stdin.readline()" + wait) as (driver, _):
+        _, err = driver.communicate("now\nnow\n", timeout=60)
+
+    events = [json.loads(line)["event"] for line in err.splitlines() if line.startswith("{")]
+    assert (1, "the process with N=1 exited with code 1", "ValueError: 1") == (
+        driver.returncode,
+        events[-1],
+        err.splitlines()[-1],
+    )
+
+
+def test_a_code_of_its_own_is_that_of_whoever_chose_it():
+    """Another one may have told of an error that it got over."""
+    over = "n == '0' and os.write(2, b'Traceback (most recent call last):\\nok\\n'); "
+    with started(over + TELL + FAIL_LATE.format("os._exit(42)") + "time.sleep(60)") as (driver, _):
+        driver.communicate("now\n", timeout=60)
+
+    assert 42 == driver.returncode
+
+
 def test_one_fails_and_another_does_not_listen():
     """It is killed after the grace."""
     with started(STUBBORN + TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)", grace=0.3) as (driver, pids):

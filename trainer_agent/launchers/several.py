@@ -4,7 +4,8 @@ Run a command several times at once, each time with other values of some variabl
     python -m trainer_agent.launchers.several --each RANK=4,5 --each CUDA_VISIBLE_DEVICES=0,1 -- python train.py
 
 Launchers put this before the user's command where one container has to hold several processes. It ends with the exit
-code of the one that failed first, and nothing of the others is left.
+code of the one that failed first, and nothing of the others is left. That one's last words are told once more at the
+end: the others, who lost it, have said theirs meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from typing import TYPE_CHECKING
 
 from trainer_agent import log
 from trainer_agent.errors import AgentError
-from trainer_agent.launchers.supervise import FORWARDED, LOOK_S, NO_DEADLINE_S, STOPPING, cannot_start
+from trainer_agent.launchers.autopsy import SAME_MOMENT_S, TRACEBACK, Autopsy
+from trainer_agent.launchers.supervise import (
+    DRAIN_SECONDS,
+    FORWARDED,
+    LOOK_S,
+    NO_DEADLINE_S,
+    STOPPING,
+    start,
+)
 from trainer_agent.process import (
     adopt_orphans,
     children_left,
@@ -29,16 +38,18 @@ from trainer_agent.process import (
     hear_of_children,
     heeded,
     kill_descendants,
-    spawn,
+    write_whole,
 )
 from trainer_agent.shells import BelowShells, living, tell
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
 MODULE = "trainer_agent.launchers.several"
 # After one has failed, the others wait for it in vain: they get this long to end by themselves.
 GRACE_S = 5.0
+UNCAUGHT = 1 << 8  # the status of a Python that ends with a traceback
 LOG_FORMAT = "TRAINER_AGENT_LOG_FORMAT"
 
 
@@ -73,8 +84,11 @@ class _Several:
         self.env = env
         self.grace_s = grace_s
         self.running: dict[int, int] = {}
+        self.heard = [_Heard(elastic_agent=False) for _ in self.copies]
+        self.pumps: list[threading.Thread] = []
         self.below = BelowShells()
         self.failed: tuple[int, int] | None = None
+        self.failed_at = 0.0
         self.stopping = False
         self.deadline = float("inf")
 
@@ -90,21 +104,30 @@ class _Several:
             if children_left():
                 kill_descendants()
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for pump in self.pumps:
+            pump.join(DRAIN_SECONDS)
         if self.failed is None:
             return 0
-        index, status = self.failed
+        index, status = self._culprit(self.failed)
         log.get_logger().error(f"the process with {self._name(index)} {ending(os.waitstatus_to_exitcode(status))}")
+        if words := self.heard[index].failure(exit_code(status)).error:
+            write_whole(sys.stderr.fileno(), f"{words}\n".encode(), within_s=log.PATIENCE_S)
         return exit_code(status)
 
     def _start(self) -> None:
         stdin = DEVNULL if os.isatty(0) else None  # they cannot share a terminal: whoever read from it would be stopped
         for index, own in enumerate(self.copies):
-            try:
-                process = spawn(self.argv, env={**self.env, **own}, stdin=stdin)
-            except OSError as error:
-                raise cannot_start(self.argv, error) from error
-            process.returncode = 0  # we reap it ourselves, with everybody else's orphans
-            self.running[process.pid] = index
+            pid, pump = start(self.argv, env={**self.env, **own}, feed=self.heard[index].feed, stdin=stdin)
+            self.running[pid] = index
+            self.pumps += [pump] if pump else []
+        for pump in self.pumps:
+            pump.start()
+
+    def _culprit(self, failed: tuple[int, int]) -> tuple[int, int]:
+        """Return whose traceback came first, where more than one raised: Python takes its time to end after it."""
+        told = [(heard.raised_at, index) for index, heard in enumerate(self.heard)]
+        raised = [each for each in told if self.failed_at - SAME_MOMENT_S < each[0] <= self.failed_at]
+        return (min(raised)[1], UNCAUGHT) if raised and failed[1] == UNCAUGHT else failed
 
     def _name(self, index: int) -> str:
         """What a process differs in first, such as DMLC_TASK_ID=4."""
@@ -139,11 +162,23 @@ class _Several:
             if index is not None and status:
                 failed.append((not os.WIFSIGNALED(status), index, status))
         if failed and self.failed is None:
-            self.failed = min(failed)[1:]
+            self.failed, self.failed_at = min(failed)[1:], time.monotonic()
             if self.running and not self.stopping:
                 log.get_logger().warning("one process failed, ending the others", grace_s=self.grace_s)
                 self.deadline = time.monotonic() + self.grace_s
                 self._send(signal.SIGTERM)
+
+
+class _Heard(Autopsy):
+    """What one process has said at last, and when its last traceback began."""
+
+    raised_at = float("inf")
+
+    def feed(self, line: bytes) -> bool:
+        """Take one line."""
+        if line.startswith(TRACEBACK.encode()):
+            self.raised_at = time.monotonic()
+        return super().feed(line)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -142,22 +142,9 @@ class _Supervisor:
         return Ended(exit_code(self.status), self.signum, self.killed, self.reaped, time.monotonic() - started)
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> threading.Thread | None:
-        read, write = os.pipe() if self.feed else (-1, -1)
-        try:
-            process = spawn(argv, env=env, stderr=write if self.feed else None, terminal=self.lent)
-        except OSError as error:
-            if self.feed:
-                os.close(read)
-            raise cannot_start(argv, error) from error
-        finally:
-            if self.feed:
-                os.close(write)
-        self.child = process.pid
-        process.returncode = 0  # we reap it ourselves, with everybody else's orphans
-        if not self.feed:
-            return None
-        pump = threading.Thread(target=_pump, args=(read, self.feed), daemon=True)
-        pump.start()
+        self.child, pump = start(argv, env=env, feed=self.feed, terminal=self.lent)
+        if pump:
+            pump.start()
         return pump
 
     def _step(self, waited: set[signal.Signals]) -> None:
@@ -257,6 +244,36 @@ class _Supervisor:
             return
         kill_descendants()
         self._reap()
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    feed: Callable[[bytes], bool] | None,
+    stdin: int | None = None,
+    terminal: bool = False,
+) -> tuple[int, threading.Thread | None]:
+    """
+    Start a command that the caller reaps; return its pid and what reads its standard error for `feed`.
+
+    That thread is to be started when nothing is forked any more, and ends when nobody can write there any more.
+
+    Raises:
+        FatalError: the kernel refused.
+    """
+    read, write = os.pipe() if feed else (-1, -1)
+    try:
+        process = spawn(argv, env=env, stdin=stdin, stderr=write if feed else None, terminal=terminal)
+    except OSError as error:
+        if feed:
+            os.close(read)
+        raise cannot_start(argv, error) from error
+    finally:
+        if feed:
+            os.close(write)
+    process.returncode = 0  # with everybody else's orphans
+    return process.pid, threading.Thread(target=_pump, args=(read, feed), daemon=True) if feed else None
 
 
 def cannot_start(argv: Sequence[str], error: OSError) -> FatalError:
