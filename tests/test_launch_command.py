@@ -85,6 +85,17 @@ def test_a_pod_of_a_plainml_job(launcher, code):
     assert ("pet-missing", True) == (found, "--launcher python" in hint)
 
 
+def test_who_names_python_waits_for_no_tracker(tmp_path):
+    """The script may have none, or listen elsewhere."""
+    (tmp_path / "xgboost-3.2.0.dist-info").mkdir()
+    (tmp_path / "xgboost-3.2.0.dist-info" / "METADATA").write_text("Name: xgboost\nVersion: 3.2.0\n")
+    job = {"NUM_WORKER": "2", "TASK_ID": "1", "TRACKER_URI": "127.0.0.1", "TRACKER_PORT": "9"}
+    environ = {f"DMLC_{name}": value for name, value in job.items()} | {"PYTHONPATH": str(tmp_path)}
+    words = ("--launcher", "python", "--rendezvous-timeout", "3", "--", "echo", "trained")
+
+    assert (0, "trained\n") == launch(*words, **environ)[:2]
+
+
 def test_dry_run_waits_for_nobody():
     """A name that does not exist is no obstacle to printing a command."""
     code, out, _ = launch("--dry-run", "t.py", **{**TORCH, "PET_NNODES": "2"})

@@ -55,6 +55,23 @@ def test_a_note_when_ranks_are_lost(environ, nproc, shape):
     assert expected == python.command(job(environ, "./train.sh", nproc=nproc)).note
 
 
+@pytest.mark.parametrize(
+    "text, noted",
+    [
+        ("pip install x && accelerate launch train.py", "`accelerate launch` in bash ignores PET_*"),
+        ("tune run lora_finetune_distributed", "`tune run` in bash ignores PET_*"),
+        ("accelerate launch --num_machines $PET_NNODES train.py", ""),
+        ("pip install x && torchrun train.py", ""),
+        ("python -m torch.distributed.run train.py", ""),
+        ("python train.py", "bash is started once on each as it is"),
+    ],
+)
+def test_what_a_shell_starts_may_obey_the_variables_or_not(text, noted):
+    """Who is warned of what works learns to overlook it."""
+    note = python.command(job(TORCH, "bash", "-c", text, nproc=2)).note
+    assert (noted in note) if noted else note == ""
+
+
 @pytest.mark.parametrize("environ, nproc", [({}, 1), ({"PET_NNODES": "1"}, 1), ({"JAX_NUM_PROCESSES": "2"}, 1)])
 def test_no_note_when_one_process_is_right(environ, nproc):
     """JAX jobs and single processes start this way on purpose."""

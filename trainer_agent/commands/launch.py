@@ -89,7 +89,7 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         if command.mpi:
             return _start_mpi(options, command, host)
         if not topology.single_node:
-            worker = topology.runtime == "xgboost" and topology.node_rank != 0
+            worker = topology.runtime == "xgboost" and topology.node_rank != 0 and options.launcher != "python"
             probe = worker and tracker_takes_probes(script, python_of(options, environ), environ)
             wait_for_master(topology, host, timeout_s=options.rendezvous_timeout, probe=probe)
         supervised = os.getpid() == 1 if options.supervise is None else options.supervise
