@@ -211,6 +211,14 @@ def test_names_of_a_job():
     assert 0 == of_job("j", nnodes=1).entries[0].line
 
 
+@pytest.mark.parametrize("nnodes, workers", [(1, 1), (2, 1), (4, 3)])
+def test_the_launcher_may_be_a_node(nnodes, workers):
+    """As Trainer counts with runLauncherAsNode: the launcher, and the other nodes, of which one is made in any case."""
+    names = of_job("j", nnodes=nnodes, launcher=True).names
+
+    assert ("j-launcher-0-0.j", *(f"j-node-0-{index}.j" for index in range(workers))) == names
+
+
 def test_formats():
     """Each implementation's own; Open MPI takes an IPv6 address as it is."""
     hostfile = Hostfile((Entry("b", 2), Entry("10.0.0.1", 1)))

@@ -15,7 +15,18 @@ from trainer_agent.testing import FakeHost
 pytestmark = pytest.mark.lab
 
 AGENT = (sys.executable, "-m", "trainer_agent", "hostfile")
-OPTIONS = HostfileOptions(None, None, None, None, None, implementation="openmpi", resolve=True, timeout=60, output=None)
+OPTIONS = HostfileOptions(
+    hostfile=None,
+    job=None,
+    nnodes=None,
+    subdomain=None,
+    launcher_as_node=False,
+    slots=None,
+    implementation="openmpi",
+    resolve=True,
+    timeout=60,
+    output=None,
+)
 
 
 def agent(*words, **environ):
@@ -83,6 +94,7 @@ def test_from_a_list():
         (["--job", "j"], "--job needs --nnodes."),
         (["--nnodes", "2"], "--nnodes needs --job."),
         (["--subdomain", "s", "a"], "--subdomain needs --job."),
+        (["--launcher-as-node", "a"], "--launcher-as-node needs --job."),
         (["--nnodes", "0", "--job", "j"], "Invalid value for '--nnodes'"),
         (["--slots", "0", "a"], "Invalid value for '--slots'"),
         (["--timeout", "nan", "a"], "Invalid value for '--timeout'"),

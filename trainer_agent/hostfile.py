@@ -102,9 +102,17 @@ def from_arguments(hosts: Sequence[str]) -> Hostfile:
     return _hostfile(enumerate(hosts, 1), source="the command line", unit="argument")
 
 
-def of_job(job: str, *, nnodes: int, subdomain: str | None = None) -> Hostfile:
-    """Return the pods of a TrainJob by the names that JobSet gives them; the job's name is the default subdomain."""
-    return Hostfile(tuple(Entry(f"{job}-node-0-{index}.{subdomain or job}") for index in range(nnodes)))
+def of_job(job: str, *, nnodes: int, subdomain: str | None = None, launcher: bool = False) -> Hostfile:
+    """
+    Return the pods of a TrainJob by the names that JobSet gives them.
+
+    Args:
+        subdomain: of the pods; the job's name by default.
+        launcher: whether the launcher is one of the nodes, as with `runLauncherAsNode`; one worker there is at least.
+    """
+    workers = [f"{job}-node-0-{index}" for index in range(max(nnodes - 1, 1) if launcher else nnodes)]
+    pods = [f"{job}-launcher-0-0", *workers] if launcher else workers
+    return Hostfile(tuple(Entry(f"{pod}.{subdomain or job}") for pod in pods))
 
 
 def render(hostfile: Hostfile, implementation: str) -> str:

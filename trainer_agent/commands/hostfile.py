@@ -37,6 +37,7 @@ class HostfileOptions:
     job: str | None
     nnodes: int | None
     subdomain: str | None
+    launcher_as_node: bool
     slots: int | None
     implementation: str
     resolve: bool
@@ -52,6 +53,12 @@ class HostfileOptions:
 @click.option("--nnodes", type=click.IntRange(min=1), show_envvar=True, help="How many pods the TrainJob of --job has.")
 @click.option(
     "--subdomain", type=Name(), show_envvar=True, help="The subdomain of these pods. Default: the job's name."
+)
+@click.option(
+    "--launcher-as-node",
+    is_flag=True,
+    show_envvar=True,
+    help="The launcher of --job is a node, too: where its runtime has runLauncherAsNode.",
 )
 @click.option(
     "--slots",
@@ -86,7 +93,7 @@ def hostfile(hosts: tuple[str, ...], **settings: Any) -> None:
 
     \b
     trainer-agent hostfile --resolve --output /tmp/hostfile
-    trainer-agent hostfile --job train --nnodes 4 --slots 8
+    trainer-agent hostfile --job train --nnodes 4 --slots 8 --launcher-as-node
     trainer-agent hostfile --implementation mpich host-a:4 host-b:4
     """
     options = HostfileOptions(**settings)
@@ -107,7 +114,8 @@ def source(options: HostfileOptions, hosts: tuple[str, ...]) -> Hostfile:
     """
     _check_usage(options, hosts)
     if options.job and options.nnodes:
-        return of_job(options.job, nnodes=options.nnodes, subdomain=options.subdomain)
+        as_node = options.launcher_as_node
+        return of_job(options.job, nnodes=options.nnodes, subdomain=options.subdomain, launcher=as_node)
     return from_arguments(hosts) if hosts else read(options.hostfile or INJECTED)
 
 
@@ -118,7 +126,12 @@ def _check_usage(options: HostfileOptions, hosts: tuple[str, ...]) -> None:
         raise click.UsageError(f"Give one of --hostfile, --job and HOSTS, not {' and '.join(sources)}.")
     if options.job and not options.nnodes:
         raise click.UsageError("--job needs --nnodes.")
-    for name, value in (("--nnodes", options.nnodes), ("--subdomain", options.subdomain)):
+    of_the_job = {
+        "--nnodes": options.nnodes,
+        "--subdomain": options.subdomain,
+        "--launcher-as-node": options.launcher_as_node,
+    }
+    for name, value in of_the_job.items():
         if value and not options.job:
             raise click.UsageError(f"{name} needs --job.")
 
