@@ -9,7 +9,7 @@ from trainer_agent.check import Context, Outcome, Rule, check
 from trainer_agent.errors import Action, Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from trainer_agent.topology import Topology
 
@@ -46,8 +46,8 @@ TOPOLOGY = (
     ),
     Rule(
         "pet-missing",
-        "this is a pod of a TrainJob and no PET_* variable is set; a warning for the pod with index 0, and with "
-        "--launcher python",
+        "this is a pod of a TrainJob and no PET_* variable is set; a warning for the pod with index 0 and with "
+        "--launcher python, nothing with --scope node",
         "list the container in mlPolicy.torch.envInjection of the runtime",
         source=READER,
     ),
@@ -103,7 +103,7 @@ DISABLED = Rule(
 @check("environment", rules=(*TOPOLOGY, *REFUSALS, INTERFACE, ADAPTER, DISABLED))
 def environment(context: Context) -> Outcome:
     """Does the environment describe a job that can work, and do NCCL's settings fit this machine?"""
-    findings = [*context.topology.findings, *_refusal(context)]
+    findings = [*_of_the_job(context), *_refusal(context)]
     findings += [*_nccl_interface(context), *_gloo_interface(context), *_adapter(context), *_disabled(context)]
     return Outcome(_summary(context.topology, context.nproc), tuple(findings), {"processes": context.nproc})
 
@@ -116,6 +116,15 @@ def _summary(topology: Topology, nproc: int) -> str:
         return f"mpi: {processes} here; the hostfile has the hosts"
     nodes = f"{topology.min_nodes} to {topology.max_nodes}" if topology.elastic else str(topology.max_nodes)
     return f"{topology.runtime}: nodes {nodes}, this one has rank {topology.node_rank}, {processes} here"
+
+
+def _of_the_job(context: Context) -> Iterator[Finding]:
+    """Yield what is wrong with the job; whoever checks a machine by itself, as a Job for all of them does, has none."""
+    for finding in context.topology.findings:
+        if finding.code != "pet-missing":
+            yield finding
+        elif context.options.scope != "node":
+            yield replace(finding, hint=f"{finding.hint}; to check this machine by itself: --scope node")
 
 
 def _refusal(context: Context) -> list[Finding]:

@@ -27,14 +27,19 @@ SOURCES = {
 }
 MODELS = {
     kind: getattr(kubernetes.client, f"V1{kind}")
-    for kind in ("Job", "NetworkPolicy", "Role", "RoleBinding", "ServiceAccount")
+    for kind in ("Job", "NetworkPolicy", "Pod", "Role", "RoleBinding", "ServiceAccount")
 }
 
 
-def manifests():
-    """Return every manifest of operations.md by its kind."""
+def documents():
+    """Return every manifest of operations.md."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", OPERATIONS, re.DOTALL | re.MULTILINE)
-    return {document["kind"]: document for block in blocks for document in yaml.safe_load_all(block)}
+    return [document for block in blocks for document in yaml.safe_load_all(block)]
+
+
+def manifests():
+    """Return the first manifest of each kind."""
+    return {document["kind"]: document for document in reversed(documents())}
 
 
 def unknown(value, kind, path):
@@ -57,10 +62,10 @@ def table(title):
 
 
 def test_the_manifests_are_what_the_api_takes():
-    found = manifests()
+    found = [(document["kind"], document) for document in documents()]
 
-    assert MODELS.keys() == found.keys()
-    assert [] == [path for kind, document in found.items() for path in unknown(document, f"V1{kind}", kind)]
+    assert MODELS.keys() == {kind for kind, _ in found}
+    assert [] == [path for kind, document in found for path in unknown(document, f"V1{kind}", kind)]
 
 
 def test_a_wrong_field_far_down_is_found():

@@ -75,6 +75,13 @@ def test_nothing_to_say():
     assert "preflight PASS  node 0 of 1 (a)  0.0 s\n\n\naction: continue\n" == write(report.as_dict())
 
 
+def test_a_pod_of_an_operators_job_is_no_node_of_one():
+    """Its index is one of many machines, each of which is checked by itself."""
+    report = Report(Verdict.PASS, Action.CONTINUE, "a", 3, 1, [], [], "2026", 0.04)
+
+    assert write(report.as_dict()).startswith("preflight PASS  node 3 (a)  0.0 s\n")
+
+
 def test_the_failure_that_decided_stands_first(data):
     """Among failures, the one that asks for most; within a check, errors before warnings."""
     stop = Finding("worse", "worse", hint="", action=Action.STOP)

@@ -6,7 +6,7 @@ import pytest
 from preflight_checks.environment import TOPOLOGY, chosen, environment
 from trainer_agent import topology
 from trainer_agent.accelerators import Accelerators
-from trainer_agent.check import Outcome, Status
+from trainer_agent.check import Options, Outcome, Status
 from trainer_agent.errors import Action, FatalError, Severity
 from trainer_agent.testing import NO_DEVICES, FakeHost, run_check
 
@@ -72,6 +72,16 @@ def test_contradictions_stop_the_job(host, environ, code):
         [(str(f.severity), f.code, f.action) for f in outcome.findings],
     )
     assert code in SEVERITIES
+
+
+@pytest.mark.parametrize("environ", [{"HOSTNAME": "job-node-0-3"}, {"JOB_COMPLETION_INDEX": "3"}])
+def test_a_machine_that_is_checked_by_itself_needs_no_job(host, environ):
+    """As in a debug container of a pod, or in a Job that goes through all machines."""
+    alone = run_check(environment, host, environ=environ, options=Options(scope="node"))
+    among = run_check(environment, host, environ=environ)
+
+    assert (Status.PASS, ()) == (alone.status, alone.findings)
+    assert among.findings[0].hint.endswith("; to check this machine by itself: --scope node")
 
 
 def test_every_contradiction_that_can_be_found_is_declared():

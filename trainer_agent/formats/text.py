@@ -19,7 +19,8 @@ def write(data: dict[str, Any], *, colour: bool = False) -> str:
     """Return the report as aligned lines, the worst check first."""
     node, verdict = data["node"], data["verdict"]
     title = _paint(f"preflight {verdict.upper()}", COLOURS[verdict], colour=colour)
-    where = f"node {node['rank']} of {node['nnodes']} ({visible(node['hostname'])})"
+    of = f" of {node['nnodes']}" if node["rank"] < node["nnodes"] else ""  # an index of a Job that is no TrainJob's
+    where = f"node {node['rank']}{of} ({visible(node['hostname'])})"
     width = max((len(visible(c["name"])) for c in data["checks"]), default=0)
     checks = [line for c in worst_first(data["checks"]) for line in _check(c, width, colour=colour)]
     counts = [f"checks: {counted(data['checks'])}"] if checks else []
