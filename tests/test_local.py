@@ -64,6 +64,7 @@ def test_the_environment_is_the_controllers(tmp_path):
     assert {k: v for k, v in env.items() if not k.startswith("TRAINER_AGENT_")} == {
         "PATH": "/bin",
         "MY": "own",
+        "NCCL_HOSTID": "local-node-0-2",
         "HOSTNAME": "local-node-0-2",
         "JOB_COMPLETION_INDEX": "2",
         "PET_NNODES": "3",
@@ -137,14 +138,15 @@ def test_what_lies_where_it_is_started(tmp_path):
 
 
 @pytest.mark.lab
-def test_the_first_failure_decides(rehearse, tmp_path):
-    """One rank fails: its code is the job's, the other node is stopped, its termination message says who it was."""
-    process = rehearse("sys.exit(42) if rank == 1 else signal.pause()", "--nnodes", "2")
+@pytest.mark.parametrize("code", [42, 10])
+def test_the_first_failure_decides(rehearse, tmp_path, code):
+    """One rank fails, if with the preflight's code for warnings: the other node is stopped, and told is who it was."""
+    process = rehearse(f"sys.exit({code}) if rank == 1 else signal.pause()", "--nnodes", "2")
     _, err = process.communicate(timeout=90)
 
-    assert process.returncode == 42, err
+    assert process.returncode == code, err
     message = json.loads((tmp_path / "nodes" / "node-1" / "termination-log").read_text())
-    assert (message["exit_code"], message["rank"], message["host"]) == (42, 1, "local-node-0-1")
+    assert (message["exit_code"], message["rank"], message["host"]) == (code, 1, "local-node-0-1")
     assert left_behind(tmp_path / "train.py") == []
 
 

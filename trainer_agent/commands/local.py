@@ -30,7 +30,6 @@ JOB = "local"
 COLOURS = (36, 33, 35, 32, 34, 31)
 # What a node may need to end after SIGTERM: the default grace of a pod.
 GRACE_S = 30.0
-GOOD = (ExitCode.PASS, ExitCode.WARN)  # a node with warnings goes on
 READ_BYTES = 1 << 16
 # What SIGKILL does not end may hold a pipe open; after this long without a word we leave it.
 SILENCE_S = 2.0
@@ -176,11 +175,16 @@ class Rehearsal:
             if not pid:
                 continue
             node.process.returncode = node.code = exit_code(status)
-            if node.code not in GOOD and self.first_failure is None:
+            if node.code not in self._good and self.first_failure is None:
                 self.first_failure = node.code
                 self._stop(signal.SIGTERM)
         if time.monotonic() >= self.deadline:
             kill_descendants()
+
+    @property
+    def _good(self) -> tuple[int, ...]:
+        """Exit codes that end no rehearsal: warnings are the preflight's, and 10 of a training is its own."""
+        return (ExitCode.PASS,) if "launch" in self.steps else (ExitCode.PASS, ExitCode.WARN)
 
     def _stop(self, signum: int) -> None:
         """Stop what still runs, as a failed job's pods would be; SIGINT reaches pods as SIGTERM."""
@@ -238,6 +242,8 @@ def node_environment(rehearsal: Rehearsal, rank: int, port: int, environ: Mappin
     directory = node_directory(rehearsal.directory, rank)
     kept = {k: v for k, v in environ.items() if not k.startswith(FOREIGN)}
     defaults = {
+        # All nodes see the same GPUs, which NCCL takes from two processes of one host as a mistake.
+        "NCCL_HOSTID": f"{JOB}-node-0-{rank}",
         "TRAINER_AGENT_LOG_FORMAT": "console",
         "TRAINER_AGENT_LAUNCH_SUPERVISE": "1",  # in a pod the agent is PID 1
         "TRAINER_AGENT_PREFLIGHT_PROFILE": "quick",  # they share the devices: work on these would measure the crowd
