@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from trainer_agent.launchers.autopsy import Autopsy
     from trainer_agent.launchers.supervise import Ended
 
+# What a program means when it ends with one of these; with the others it may as well have been killed.
+OWN_CODES = range(2, 128)
+
 
 def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) -> dict[str, Any]:
     """Return exit code and reason of a supervised run, with the first failing rank and its last words."""
@@ -35,7 +38,7 @@ def outcome(ended: Ended, autopsy: Autopsy, *, oom_kills: int, hostname: str) ->
     if oom_kills > 0:
         reason = f"out of memory: the kernel killed {oom_kills} process(es) of this container; {failure} on {hostname}"
         facts |= {
-            "exit_code": 137,
+            "exit_code": failure.code if failure.code in OWN_CODES else 137,
             "reason": reason,
             "hint": "raise the container's memory limit, or use fewer data-loader workers",
         }
