@@ -239,6 +239,29 @@ def test_a_script_that_starts_mpirun_itself(tmp_path, monkeypatch, text, expecte
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "cd app && ./run.sh",
+        "cd {0} && cd app; bash -e run.sh 2>&1 | tee log",
+        "{0}/app/run.sh --epochs 3",
+        "pip install -q x && source app/run.sh",
+        "export A=b\n. ./app/run.sh",
+        "nice {0}/app/run.sh",
+    ],
+)
+@pytest.mark.parametrize("started, expected", [("mpirun app", True), ("python train.py", False), ("bash x.sh", False)])
+def test_a_script_that_a_line_starts(tmp_path, monkeypatch, line, started, expected):
+    """It is read as if it were the command; what it starts in its turn is not."""
+    monkeypatch.chdir(tmp_path)
+    Path("app").mkdir()
+    Path("x.sh").write_text("mpirun app")
+    Path("app/x.sh").write_text("mpirun app")
+    Path("app/run.sh").write_text(f"#!/bin/sh\n{started}\n")
+    Path("app/run.sh").chmod(0o755)
+    assert expected == starts_mpirun_itself(("bash", "-c", line.format(tmp_path)))
+
+
+@pytest.mark.parametrize(
     "text", ["$(" * 20000 + ")" * 20000, 'a="' + "x " * 10000 + '"; ' + "$a " * 10000, "a=" * 30000, "${a:-" * 10000]
 )
 def test_a_script_that_stands_for_far_more_than_it_is(text):

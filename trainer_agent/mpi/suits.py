@@ -19,7 +19,7 @@ from trainer_agent.shells import SHELLS, is_shell
 from trainer_agent.topology import PET_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 OTHERS = ("horovodrun", "deepspeed")
@@ -80,7 +80,11 @@ def starts_mpirun_itself(script: Sequence[str]) -> bool:
     command = _command(script)
     if _is_starter(command):
         return True
-    return any(map(_starts, _commands(_inline(command) or _file_of(command))))
+    text = _inline(command)
+    commands = _commands(text or _file_of(command))
+    if text:
+        commands += [line for found in _files_of(commands) for line in _commands(found)]
+    return any(map(_starts, commands))
 
 
 def finds_mpirun(script: Sequence[str]) -> bool:
@@ -267,13 +271,26 @@ def _inline(command: Sequence[str]) -> str:
     return command[0] if command and " " in command[0] else ""
 
 
-def _file_of(command: Sequence[str]) -> str:
+def _files_of(commands: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the texts of the scripts that commands start, after `cd DIR` those there."""
+    directory = Path()
+    for command in map(_command, commands):
+        if command[:1] == ["cd"] and len(command) == 2:
+            directory /= command[1]
+        elif command[:1] in (["."], ["source"]) and len(command) > 1:
+            yield _text_of(directory / command[1])
+        elif not _inline(command):
+            yield _file_of(command, directory)
+
+
+def _file_of(command: Sequence[str], directory: Path = Path()) -> str:
     """Return the text of the file that a shell is to run, nothing where the command is no shell."""
     if not command:
         return ""
     if is_shell(command):
-        return _text_of(_operand(command)[0])
-    text = _text_of(shutil.which(command[0]) or "")
+        return _text_of(directory / _operand(command)[0])
+    program = str((directory / command[0]).absolute()) if "/" in command[0] else command[0]
+    text = _text_of(shutil.which(program) or "")
     return text if re.match(rf"#!.*\b({'|'.join(SHELLS)})\b", text) else ""
 
 
@@ -288,7 +305,7 @@ def _operand(command: Sequence[str]) -> tuple[str, bool]:
     return (left[0] if left else ""), inline
 
 
-def _text_of(path: str) -> str:
+def _text_of(path: str | Path) -> str:
     """Return the beginning of a file, nothing of one that cannot be read, or only once."""
     with suppress(OSError):
         if Path(path).is_file():
