@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HEAD = """# Reference
 
-Every command and option, made by `make docs` from the program itself.
+Every command and option, and its variable, made by `make docs` from the program itself.
 Every option can be set by an environment variable; the command line wins.
 """
 
@@ -33,7 +33,8 @@ def reference() -> str:
     """Return the whole page."""
     root = click.Context(main, info_name="trainer-agent", **{**main.context_settings, "terminal_width": 100})
     commands = ((name, main.get_command(root, name)) for name in COMMANDS)
-    return HEAD + "".join(part for name, command in commands if command for part in sections(name, command, root))
+    head = f"{HEAD}\n```\n{main.get_help(root)}\n```\n"
+    return head + "".join(part for name, command in commands if command for part in sections(name, command, root))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ def test_kubeflow_variables_are_enough(s3, tree, tmp_path, kind):
         "STORAGE_URI": "s3://bucket/data",
         "OUTPUT_PATH": str(tmp_path / kind),
         "IGNORE_PATTERNS": "*.bin,with*",
+        # Names that anybody may have given to something else.
+        "VERIFY": "true",
+        "CHECKSUMS": "yes",
+        "ALLOW_PATTERNS": "nothing",
     }
 
     code, log, done = run(kind, env=env)

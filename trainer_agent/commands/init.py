@@ -45,7 +45,7 @@ def init() -> None:
     """
 
 
-# Kubeflow's name: what click is told.
+# The end of a variable's name: what click is told.
 KIND_OPTIONS: dict[str, dict[str, Any]] = {
     "STORAGE_URI": {
         "help": "s3://bucket/prefix, hf://organisation/name[@revision][/path], cache://schema/table or file:///path."
@@ -73,12 +73,16 @@ KIND_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+# Those that Kubeflow's initializers have; a name such as VERIFY may be anybody's.
+KUBEFLOWS = ("STORAGE_URI", "OUTPUT_PATH", "IGNORE_PATTERNS")
+
+
 def kind_options(kind: str, *, kubeflow: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options of one kind; with `kubeflow`, Kubeflow's own variables come after ours."""
     options = []
     for name, settings in KIND_OPTIONS.items():
         told = {k: v.format(kind=kind) if k == "default" else v for k, v in settings.items()}
-        variables = [f"TRAINER_AGENT_INIT_{kind.upper()}_{name}", *([name] if kubeflow else [])]
+        variables = [f"TRAINER_AGENT_INIT_{kind.upper()}_{name}", *([name] if kubeflow and name in KUBEFLOWS else [])]
         flag = f"--{name.lower().replace('_', '-')}"
         options.append(click.option(flag, envvar=variables, show_envvar=True, **told))
     return _all_of(options)
