@@ -54,7 +54,8 @@ RATE_LOW = Rule(
     "rdma-rate-low",
     when="one port alone is slower than at least three others of its board and link layer that are equally fast; "
     "a warning when several are slower, or fewer tell",
-    hint="reseat or replace its cable and look at `mlxlink -d` of the device, and cordon this node until then",
+    hint="reseat or replace its cable and look at `mlxlink -d` of the device, and cordon this node until then; "
+    "leave one that is not for training, such as storage's, out by TRAINER_AGENT_RDMA_EXCLUDE",
     action=Action.RESCHEDULE,
     source="the other ports of this node are the yardstick; several slower ones may be meant, such as storage",
 )

@@ -109,7 +109,7 @@ def test_a_job_that_launch_would_refuse(tmp_path):
         "message": "PET_NPROC_PER_NODE=auto asks for accelerators and none is visible here "
         "(0 device nodes /dev/nvidia<N>; NVML is not here)",
         "hint": "check that the container requests nvidia.com/gpu and that the device plugin runs on this node; "
-        "to train on CPUs set PET_NPROC_PER_NODE=cpu or give --allow-cpu-fallback",
+        "to train on CPUs set TRAINER_AGENT_LAUNCH_NPROC=cpu, in spec.trainer.env of a TrainJob",
     }
     assert ([problem], "", 30) == (found["problems"], found["command"], found["exit_code"])
 

@@ -21,7 +21,7 @@ NEURON = Accelerators("neuron", 16, "16 device nodes")
 GAUDI = Accelerators("gaudi", 8, "8 Gaudi device nodes")
 INTEL = Accelerators("intel", 2, "2 Intel render nodes")
 AMD = Accelerators("amd", 4, "4 ROCm GPUs")
-LIST_THEM = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set PET_NPROC_PER_NODE to their number"
+LIST_THEM = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set spec.trainer.numProcPerNode to their number"
 ALL_OF_THEM = "--nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all, also with dynamic allocation"
 
 
@@ -203,7 +203,7 @@ def test_devices_asked_for_and_none_there(word):
     message = f"PET_NPROC_PER_NODE={word} asks for accelerators and none is visible here (0 device nodes)"
     hint = (
         "check that the container requests nvidia.com/gpu and that the device plugin runs on this node; "
-        "to train on CPUs set PET_NPROC_PER_NODE=cpu or give --allow-cpu-fallback"
+        "to train on CPUs set TRAINER_AGENT_LAUNCH_NPROC=cpu, in spec.trainer.env of a TrainJob"
     )
     error = refused.value
     assert ("no-accelerator", message, hint, 30) == (error.code, error.message, error.hint, error.exit_code)

@@ -9,11 +9,11 @@ from trainer_agent.topology import read_topology
 
 TORCH = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m"}
 NNODES_HINT = "set PET_NNODES to a number such as 2, or to a range such as 1:4 for an elastic job"
-NPROC_HINT = "set spec.trainer.numProcPerNode of the TrainJob to auto, or to the number of GPUs in a pod"
+NPROC_HINT = "set spec.trainer.numProcPerNode of the TrainJob to the number of GPUs in a pod, or leave it out"
 MISSING_HINT = (
     "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
     "list it in mlPolicy.torch.envInjection of the runtime; where the runtime is PlainML, "
-    "say that each pod runs the command by itself: --launcher python, or TRAINER_AGENT_LAUNCH_LAUNCHER=python"
+    "say that each pod runs the command by itself: TRAINER_AGENT_LAUNCH_LAUNCHER=python, or launch --launcher python"
 )
 MASTER_HINT = (
     "set it to the name of the pod with rank 0, such as <job>-node-0-0.<job>; "

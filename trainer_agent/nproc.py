@@ -153,7 +153,7 @@ def _mig(asked: int | None, found: Accelerators) -> Decision:
     changed = asked not in (None, 1)
     if not changed and found.count == 1:
         return Decision(1, reason)
-    more = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set PET_NPROC_PER_NODE to their number"
+    more = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set spec.trainer.numProcPerNode to their number"
     return Decision(1, f"{reason}; {more}", changed=changed, warning=True)
 
 
@@ -192,7 +192,7 @@ def _no_device(name: str, found: Accelerators) -> AgentError:
         "no-accelerator",
         f"{message} ({found.source})",
         hint="check that the container requests nvidia.com/gpu and that the device plugin runs on this node; "
-        "to train on CPUs set PET_NPROC_PER_NODE=cpu or give --allow-cpu-fallback",
+        "to train on CPUs set TRAINER_AGENT_LAUNCH_NPROC=cpu, in spec.trainer.env of a TrainJob",
     )
 
 

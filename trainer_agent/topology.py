@@ -287,7 +287,7 @@ class _TopologyReader:
         self._error(
             "nproc-invalid",
             f"{name}={text!r} is neither auto, cpu, gpu nor a number of 1 or more",
-            "set spec.trainer.numProcPerNode of the TrainJob to auto, or to the number of GPUs in a pod",
+            "set spec.trainer.numProcPerNode of the TrainJob to the number of GPUs in a pod, or leave it out",
         )
         return None
 
@@ -379,7 +379,7 @@ class _TopologyReader:
         hint = (
             "give the TrainJob a spec.trainer (an empty one is enough); for an init container, "
             "list it in mlPolicy.torch.envInjection of the runtime; where the runtime is PlainML, "
-            f"say that each pod runs the command by itself: --launcher python, or {LAUNCHER}=python"
+            f"say that each pod runs the command by itself: {LAUNCHER}=python, or launch --launcher python"
         )
         if self.environ.get(LAUNCHER, "").strip() == "python":
             self._warn("pet-missing", f"{message}; the command runs by itself here, as --launcher python says", hint)

@@ -22,7 +22,7 @@ ONE_CPU = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
 NOTHING, FOUR, EIGHT, TWO_INSTANCES = h100_sxm(0), h100_sxm(4), h100_sxm(), mig(instances=2)
 NOT_LOADED, MISMATCH = FAULTS["not-loaded"](EIGHT, 0), FAULTS["driver-mismatch"](EIGHT, 0)
 IDLE = "--nproc gpu (TRAINER_AGENT_LAUNCH_NPROC=gpu) uses all, also with dynamic allocation"
-MORE_MIG = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set PET_NPROC_PER_NODE to their number"
+MORE_MIG = "to use more, list their UUIDs in CUDA_VISIBLE_DEVICES and set spec.trainer.numProcPerNode to their number"
 NO_ANSWER = "the NVIDIA driver does not answer"
 ASKS = "PET_NPROC_PER_NODE=auto asks for accelerators and none is visible here"
 

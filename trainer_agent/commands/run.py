@@ -73,7 +73,8 @@ def run(
     """
     if "launch" in steps and not script:
         raise click.UsageError(
-            "The step launch needs a script. Give it after --, or choose --steps preflight,initialize."
+            "The step launch needs a script. Give it after --, in a TrainJob as spec.trainer.args (the image's own "
+            "entrypoint is not run here), or choose --steps preflight,initialize."
         )
     environ = read_environ(script, os.environ, hostfile=settings["hostfile"])
     if settings["dry_run"]:
