@@ -123,7 +123,7 @@ def test_a_claims_template_with_a_wrong_key_is_found():
     )
 
 
-def test_the_kustomization_has_every_runtime_and_every_image_of_ours():
+def test_the_kustomization_has_every_runtime_and_every_image():
     (kustomization,) = documents(RUNTIMES / "kustomization.yaml")
     images = {
         container["image"]
@@ -133,10 +133,9 @@ def test_the_kustomization_has_every_runtime_and_every_image_of_ours():
     }
 
     assert sorted(f"{name}.yaml" for name in EXAMPLES) == kustomization["resources"]
-    assert {f"{image['name']}:{image['newTag']}" for image in kustomization["images"]} == {
-        image for image in images if image.startswith("ghcr.io/trainer-agent/")
-    }
-    assert {__version__} == {image["newTag"] for image in kustomization["images"]}
+    tags = {image["name"]: image["newTag"] for image in kustomization["images"]}
+    assert images == {f"{name}:{tag}" for name, tag in tags.items()}
+    assert {__version__} == {tag for name, tag in tags.items() if name.startswith("ghcr.io/trainer-agent/")}
 
 
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=[path.parent.name for path in KUSTOMIZATIONS])
@@ -291,13 +290,13 @@ def test_each_example_is_of_its_runtime(name):
 def test_every_container_is_restricted(name, job, container):
     """As the Pod Security Standard `restricted` wants it; the root is read-only unless the SDK writes in MPI's home."""
     spec = jobs(runtime(name))[job]
-    ranks_of_mpi = (name, container) == ("mpi-distributed", "node")
     pod = spec["template"]["spec"]
+    ranks_of_mpi = (name, container) == ("mpi-distributed", "node")
 
     assert {
         "allowPrivilegeEscalation": False,
-        **({} if ranks_of_mpi else {"readOnlyRootFilesystem": True}),
         "capabilities": {"drop": ["ALL"]},
+        **({} if ranks_of_mpi else {"readOnlyRootFilesystem": True}),
     } == containers(spec)[container]["securityContext"]
     assert {
         "runAsNonRoot": True,
