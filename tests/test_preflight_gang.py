@@ -332,9 +332,9 @@ def command_line(pid):
 
 def test_nodes_of_two_attempts_do_not_meet(start, port):
     """Rank 0 of the new attempt waits for its own nodes; the pod of the old one is told why."""
-    first = start(0, "--attempt", "1", "--gang-timeout", "12")
+    first = start(0, "--attempt", "1", "--gang-timeout", "30")
     until(lambda: reachable(port + 1))
-    code, old = ended(start(1, "--attempt", "0", "--gang-timeout", "5"))
+    code, old = ended(start(1, "--attempt", "0", "--gang-timeout", "12"))
     first_code, new = ended(first)
 
     assert (20, 20) == (code, first_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import faults
 from ganglab import Member, results, start_gang
-from podlab import PORT, Lab, eventually
+from podlab import PATIENCE_S, PORT, Lab, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,8 @@ class Play:
 
     def computing(self, rank: int) -> None:
         """Wait until the rank of a node is at work."""
-        eventually(lambda: torch_processes(self.member(rank)) >= RANKS_STARTED, what="its rank is at work")
+        started = partial(torch_processes, self.member(rank))
+        eventually(lambda: started() >= RANKS_STARTED, within=2 * PATIENCE_S, what="its rank is at work")
 
 
 def torch_processes(member: Member) -> int:

@@ -13,6 +13,8 @@ import pytest
 from mpilab import SSH_PORT, SSHD, USER_ID, MpiJob, script
 from podlab import AGENT, children, eventually
 
+from trainer_agent.shells import catches
+
 pytestmark = pytest.mark.lab
 
 TOKEN = "hf_not_for_anybody"
@@ -317,11 +319,12 @@ def test_a_port_that_is_taken(mpi):
     assert "mpi-port-taken" == container.termination["code"]
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 0.6])
 def test_sigterm_while_it_starts(mpi, seconds):
-    """Whatever it does at that moment."""
+    """Whatever it does at that moment, from when a PID 1 can hear of it."""
     job = mpi()
     container = job.run(job.workers[0], *WORKER)
+    eventually(lambda: catches(container.pid, signal.SIGTERM), what="it hears of SIGTERM")
     assert container.outlives(seconds)
     code, took = stop(container)
     assert 143 == code

@@ -243,9 +243,9 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of 
 def test_a_process_of_another_user_below_a_shell(play):
     """What sudo has started cannot be told; the shell's other commands are, and orders are heard after that."""
     job = play(1, grace_s=4)
-    script = f"{shlex.join(ANOTHER_USER)} sleep 30 >&- 2>&- & {shlex.join(GRACEFUL)}; exit"
-    rank = job.rank(0, 1, "bash", "-c", script, below=POWERLESS)
-    assert "ready\n" == rank.stdout.readline()
+    other = shlex.join([*ANOTHER_USER, "sh", "-c", "echo other; exec sleep 30 >&- 2>&-"])
+    rank = job.rank(0, 1, "bash", "-c", f"{other} & {shlex.join(GRACEFUL)}; exit", below=POWERLESS)
+    assert {"ready\n", "other\n"} == {rank.stdout.readline(), rank.stdout.readline()}
     began = time.monotonic()
     job.world.stop(signal.SIGTERM)
     assert "saved\n" == rank.stdout.readline()

@@ -268,7 +268,7 @@ def test_a_script_that_stands_for_far_more_than_it_is(text):
     """It is judged in a moment all the same."""
     began = time.process_time()
     assert not starts_mpirun_itself(("bash", "-c", text))
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 30  # minutes, before anything bounded it
 
 
 def test_a_script_that_can_be_read_only_once(tmp_path):

@@ -96,11 +96,11 @@ def test_a_gpu_that_gave_no_answer_is_no_pass(nvml_standin, tmp_path):
 def test_a_hang_is_told_within_what_is_left_of_the_budget(nvml_standin, tmp_path):
     """Who runs the checks would end this one then, and nobody would know why."""
     began = time.monotonic()
-    options = Options(budget_s=25)
+    options = Options(budget_s=31)  # 22 s for the probe, of which twelve may go before it touches the GPU
     outcome = work_on(nvml_standin, cuda, tmp_path, gpus={1: {"context": "hang"}}, options=options)
 
     assert [("error", "cuda-hung", [1])] == rows(outcome)
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 45
 
 
 @pytest.mark.parametrize(
