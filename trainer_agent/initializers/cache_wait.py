@@ -152,7 +152,8 @@ class Vigil:
         if self._summary != self._shown[1] or now - self._shown[0] >= self.pace.progress:
             self._shown = now, self._summary
             states = {p["metadata"]["name"]: state(p) for p in pods}
-            get_logger().info(f"waiting for the cache: {self._summary}", pods=states, left_s=round(self.api.left_s))
+            left_s = max(0, round(self.api.left_s))
+            get_logger().info(f"waiting for the cache: {self._summary}", pods=states, left_s=left_s)
 
     def _check_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
         troubled: dict[tuple[str, str], Waiting] = {}
