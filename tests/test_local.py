@@ -9,8 +9,10 @@ import sys
 
 import psutil
 import pytest
+from nvml_machines import h100_sxm
 
-from trainer_agent.commands.local import Rehearsal, node_environment
+from trainer_agent.accelerators import Accelerators
+from trainer_agent.commands.local import Rehearsal, gpu_shares, node_environment
 
 SCRIPT = r"""
 import os, signal, sys
@@ -74,6 +76,38 @@ def test_the_environment_is_the_controllers(tmp_path):
         "PET_MASTER_PORT": "29501",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+@pytest.mark.parametrize(
+    "kind, count, listed, expected",
+    [
+        ("nvidia", 8, None, ["0,1,2,3", "4,5,6,7"]),
+        ("nvidia", 5, None, ["0,1", "2,3"]),
+        ("nvidia", 3, "GPU-a,GPU-b,6,99", ["GPU-a", "GPU-b"]),
+        ("mig", 2, "MIG-a,MIG-b", ["MIG-a", "MIG-b"]),
+        ("mig", 4, None, None),
+        ("nvidia", 1, None, None),
+        ("amd", 8, None, None),
+        ("none", 0, "", None),
+    ],
+)
+def test_gpus_are_shared_out(kind, count, listed, expected):
+    """A GPU that two nodes use at once is half as fast; CUDA stops at an entry that it does not know."""
+    environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+
+    found = gpu_shares(Accelerators(kind, count, ""), environ, 2)
+
+    assert ([{}, {}] if expected is None else [{"CUDA_VISIBLE_DEVICES": share} for share in expected]) == found
+
+
+@pytest.mark.lab
+def test_each_node_has_gpus_of_its_own(rehearse, nvml_standin):
+    body = "os.write(1, f\"{os.environ['HOSTNAME']} sees {os.environ['CUDA_VISIBLE_DEVICES']}\\n\".encode())"
+    process = rehearse(body, "--nproc-per-node", "gpu", env=nvml_standin.environ(h100_sxm(4)))
+    out, err = process.communicate(timeout=90)
+
+    assert process.returncode == 0, err
+    assert out.count("local-node-0-0 sees 0,1\n") == out.count("local-node-0-1 sees 2,3\n") == 2
 
 
 @pytest.mark.lab

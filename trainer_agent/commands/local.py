@@ -18,13 +18,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from trainer_agent.accelerators import find_accelerators
 from trainer_agent.env import wants_colour
 from trainer_agent.errors import ExitCode, FatalError, Terminated
+from trainer_agent.host import Host
 from trainer_agent.process import adopt_orphans, exit_code, kill_descendants, spawn
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Mapping
+
+    from trainer_agent.accelerators import Accelerators
 
 JOB = "local"
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -34,6 +38,7 @@ READ_BYTES = 1 << 16
 # What SIGKILL does not end may hold a pipe open; after this long without a word we leave it.
 SILENCE_S = 2.0
 TIMELINE = "timeline.jsonl"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # The controller would inject none of these; they would reach every node from the user's shell.
 FOREIGN = (
     "PET_",
@@ -108,10 +113,11 @@ class Rehearsal:
         """
         adopt_orphans()
         port = _free_port()
+        shares = gpu_shares(find_accelerators(Host(), environ), environ, self.nnodes)
         selector = selectors.DefaultSelector()
         try:
             for rank in range(self.nnodes):
-                self._start(rank, node_environment(self, rank, port, environ), selector)
+                self._start(rank, node_environment(self, rank, port, {**environ, **shares[rank]}), selector)
             while any(node.code is None for node in self.nodes):
                 self._forward(selector)
                 self._collect()
@@ -242,7 +248,7 @@ def node_environment(rehearsal: Rehearsal, rank: int, port: int, environ: Mappin
     directory = node_directory(rehearsal.directory, rank)
     kept = {k: v for k, v in environ.items() if not k.startswith(FOREIGN)}
     defaults = {
-        # All nodes see the same GPUs, which NCCL takes from two processes of one host as a mistake.
+        # NCCL refuses one GPU for two processes of one host; between hosts data goes as it would in a cluster.
         "NCCL_HOSTID": f"{JOB}-node-0-{rank}",
         "TRAINER_AGENT_LOG_FORMAT": "console",
         "TRAINER_AGENT_LAUNCH_SUPERVISE": "1",  # in a pod the agent is PID 1
@@ -265,6 +271,16 @@ def node_environment(rehearsal: Rehearsal, rank: int, port: int, environ: Mappin
         "PYTHONUNBUFFERED": "1",  # lines appear when they are written
     }
     return {**defaults, **kept, **injected}
+
+
+def gpu_shares(found: Accelerators, environ: Mapping[str, str], nnodes: int) -> list[dict[str, str]]:
+    """Return what has each node see as many of NVIDIA's GPUs, and none of another's; nothing where there are fewer."""
+    listed = environ.get(VISIBLE)
+    gpus = [str(index) for index in range(found.count)] if listed is None else listed.split(",")[: found.count]
+    each = len(gpus) // nnodes
+    if not each or not (found.kind == "nvidia" or (found.kind == "mig" and listed)):
+        return [{}] * nnodes
+    return [{VISIBLE: ",".join(gpus[rank * each :][:each])} for rank in range(nnodes)]
 
 
 def _row(rank: int, step: dict[str, Any]) -> str:
