@@ -153,12 +153,14 @@ def check_parents(destination: Path, names: Iterable[str], *, leaving: Collectio
     gone = frozenset(destination / name for name in leaving)
     there: list[str] = []
     before: list[str] = []
+    exists = True
     for name in sorted(names):  # then what lies in one directory follows each other, so that it is looked at once
         directories = name.split("/")[:-1]
-        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, directories, strict=False)))
-        _check_directories(destination.joinpath(*directories[:known]), directories[known:], gone)
-        before = directories
-        mode = _mode(destination / name)
+        if directories != before:
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, directories, strict=False)))
+            exists = _check_directories(destination.joinpath(*directories[:known]), directories[known:], gone)
+            before = directories
+        mode = _mode(f"{destination}/{name}") if exists else 0
         if stat.S_ISDIR(mode) and not _goes(destination / name, gone):
             raise _in_the_way(destination / name, "is a directory, and the source has a file of that name")
         if mode and not stat.S_ISDIR(mode):
@@ -182,22 +184,24 @@ def _goes(directory: Path, gone: Collection[Path]) -> bool:
     return not unread
 
 
-def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path]) -> None:
+def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path]) -> bool:
+    """Return whether they are there."""
     for component in below:
         parent /= component
         mode = 0 if parent in gone else _mode(parent)
         if stat.S_ISLNK(mode):
             raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
         if not mode:
-            return
+            return False
         if not stat.S_ISDIR(mode):
             raise _in_the_way(parent, "is a file, and the source has a directory of that name")
+    return True
 
 
-def _mode(path: Path) -> int:
+def _mode(path: str | Path) -> int:
     """Return the mode of what is there, a link's own; 0 where there is nothing."""
     try:
-        return path.lstat().st_mode
+        return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
