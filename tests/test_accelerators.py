@@ -1,5 +1,7 @@
 """Accelerators: what a training process would see, without importing torch."""
 
+from dataclasses import replace
+
 import pytest
 
 from trainer_agent.accelerators import Accelerators, find_accelerators, given, parse_cuda_visible
@@ -258,6 +260,21 @@ def test_gpus_that_may_be_other_jobs_are_not_put_to_the_test(host):
     assert "of 8 GPUs that are visible the job uses 2, and nothing tells which" in found.source
 
 
+@pytest.mark.parametrize("nodes, others", [(8, True), (4, False)])
+def test_the_word_of_newer_toolkits_says_nothing(host, nodes, others):
+    """`void` stands in every container; one that asked for GPUs has device nodes for these alone."""
+    for number in range(8):
+        host.put(f"/sys/bus/pci/devices/0000:{number:02x}:00.0/vendor", "0x10de\n")
+        host.put(f"/sys/bus/pci/devices/0000:{number:02x}:00.0/class", "0x030200\n")
+    host.put("/sys/bus/pci/devices/0000:09:00.0/vendor", "0x10de\n")
+    host.put("/sys/bus/pci/devices/0000:09:00.0/class", "0x068000\n")  # an NVSwitch
+    for number in range(nodes):
+        host.put(f"/dev/nvidia{number}")
+    found = replace(EIGHT, count=nodes)
+
+    assert others == given(found, host, {**POD, "NVIDIA_VISIBLE_DEVICES": "void"}, 2).others
+
+
 @pytest.mark.parametrize(
     "environ, wanted",
     [
@@ -266,8 +283,9 @@ def test_gpus_that_may_be_other_jobs_are_not_put_to_the_test(host):
         ({**POD, "NVIDIA_VISIBLE_DEVICES": "all"}, None),
         ({**POD, "NVIDIA_VISIBLE_DEVICES": "GPU-aa11,GPU-aa22"}, 1),
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, 2),
+        ({**POD, "NVIDIA_VISIBLE_DEVICES": "void"}, 2),
     ],
-    ids=["the whole node", "all that are there", "unknown", "given by the plugin", "no pod"],
+    ids=["the whole node", "all that are there", "unknown", "given by the plugin", "no pod", "no bus to look at"],
 )
 def test_gpus_that_are_ours(host, environ, wanted):
     assert EIGHT == given(EIGHT, host, environ, wanted)

@@ -10,12 +10,13 @@ from trainer_agent.env import whole_number
 from trainer_agent.nvml import NvmlDevices, read_nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer_agent.host import Host
 
 WORKS_ON_CUDA = ("nvidia", "amd")  # torch calls AMD's GPUs cuda, too
 INTEL_VENDOR, HABANA_VENDOR, NVIDIA_VENDOR = "0x8086", "0x1da3", "0x10de"  # PCI vendor numbers
+DISPLAY = "0x03"  # how the class of a GPU begins
 # Where GKE's device plugin mounts the driver, without a word to the loader; NVIDIA's images look there.
 MOUNTED = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
 NO_PERMISSION, DRIVER_NOT_LOADED = 4, 9  # NVML_ERROR_*
@@ -69,13 +70,15 @@ def given(found: Accelerators, host: Host, environ: Mapping[str, str], wanted: o
     Return those that may be put to the test, none where they may be other jobs'.
 
     An image that sets NVIDIA_VISIBLE_DEVICES=all shows a container without a request every GPU of its node, where
-    NVIDIA's container runtime is the default one (README of k8s-device-plugin); with one, the plugin lists those.
-    GKE's plugin lists nothing, and has no such runtime.
+    NVIDIA's container runtime is the default one (README of k8s-device-plugin). Since its toolkit 1.18 the variable is
+    `void` in every container, also where GPUs were asked for: then there are device nodes for all of the machine's or
+    fewer. GKE's plugin lists nothing, and has no such runtime.
 
     Args:
         wanted: processes on this node, a number or a word.
     """
-    everything = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() == "all"
+    visible = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower()
+    everything = visible == "all" or (visible == "void" and 0 < gpus_on_the_bus(host) <= len(nvidia_nodes(host)))
     in_a_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and not host.exists(MOUNTED)
     fewer = isinstance(wanted, int) and wanted < found.count
     if not (everything and in_a_pod and fewer and found.kind in ("nvidia", "mig")):
@@ -108,8 +111,20 @@ def expects_nvidia(host: Host, environ: Mapping[str, str]) -> bool:
     visible = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower()
     if nvidia_nodes(host) or visible not in ("", "none", "void"):
         return True
+    return any(vendor == NVIDIA_VENDOR for vendor, _ in _on_the_bus(host))
+
+
+def gpus_on_the_bus(host: Host) -> int:
+    """Return how many GPUs of NVIDIA's the machine has, this container's or not; an NVSwitch is none."""
+    return sum(vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY) for vendor, kind in _on_the_bus(host))
+
+
+def _on_the_bus(host: Host) -> Iterator[tuple[str, str]]:
+    """Yield vendor and class of each PCI device."""
     bus = "/sys/bus/pci/devices"
-    return any((host.read(f"{bus}/{name}/vendor") or "").strip() == NVIDIA_VENDOR for name in host.names(bus))
+    for name in host.names(bus):
+        vendor, kind = ((host.read(f"{bus}/{name}/{fact}") or "").strip() for fact in ("vendor", "class"))
+        yield vendor, kind
 
 
 def _nvidia(host: Host, environ: Mapping[str, str], devices: NvmlDevices) -> Accelerators:
