@@ -7,13 +7,13 @@ MANAGER = "look at `nvidia-smi -q | grep -A5 Fabric` and `systemctl status nvidi
 
 NVLINK = Rule(
     "nvlink-down",
-    when="fewer NVLinks are active than the model has, or than its neighbours have where the model leaves a choice; "
-    "a warning for unknown models, also where none of several GPUs on boards has any, and for a card without any whose "
-    "model may lack its bridge, and only informs where a single GPU is visible that has none",
+    when="fewer NVLinks are active than the model has, or than its neighbours have where the model leaves a choice, "
+    "after as long a wait as for the fabric; a warning for unknown models, also where none of several GPUs on boards "
+    "has any, and for a card without any whose model may lack its bridge, and only informs where a single GPU is visible that has none",
     hint="run `nvidia-smi nvlink --status` on this node; cordon it, and reset the GPUs or reboot",
     action=Action.RESCHEDULE,
     source="NVIDIA's data sheets; azurehpc-health-checks #162 for the 12 of 18 of an H100 NVL, NVSentinel #1481 for "
-    "cards without a bridge",
+    "cards without a bridge, #1715 for links that train",
 )
 NVLINK_ERRORS = Rule(
     "nvlink-errors",
@@ -56,21 +56,21 @@ FABRIC_ROUTE = Rule(
     when="the fabric says that this GPU's route is unhealthy",
     hint=f"{MANAGER}; cordon the node until its links are repaired",
     action=Action.RESCHEDULE,
-    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 550 on",
+    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 570 on",
 )
 FABRIC_RECOVERING = Rule(
     "fabric-recovering",
     when="the fabric says that a route of this GPU, or an access that timed out, is being recovered",
     hint=MANAGER,
     severity=Severity.WARNING,
-    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 550 on",
+    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 570 on",
 )
 FABRIC_MISCONFIGURED = Rule(
     "fabric-misconfigured",
     when="the fabric says that its configuration does not fit this GPU (system, chassis, partition, firmware)",
     hint=f"{MANAGER}; nvml.h has the number's meaning under INCORRECT_CONFIGURATION",
     action=Action.RESCHEDULE,
-    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 550 on",
+    source="the health mask of nvmlDeviceGetGpuFabricInfoV, from driver 580 on",
 )
 FABRIC_UNHEALTHY = Rule(
     "fabric-unhealthy",

@@ -82,8 +82,11 @@ MODELS = (
     Model(r"H200", sxm=True, links=(18,), matmul_tflops=794, memory_gbps=4800),
     Model(r"H200 NVL", links=(0, 18)),
     Model(r"GH200 .*", pcie=False),
-    Model(r"B200", sxm=True, links=(18,), matmul_tflops=1745, memory_gbps=8000),
-    Model(r"GB200", sxm=True, links=(18,), pcie=False, matmul_tflops=1822, memory_gbps=8000),
+    # 7680 bits at 3996 MHz, as the driver says (PyTorch ao #4002); data sheets round up.
+    Model(r"B200", sxm=True, links=(18,), matmul_tflops=1745, memory_gbps=7672),
+    Model(r"GB200", sxm=True, links=(18,), pcie=False, matmul_tflops=1822, memory_gbps=7672),
+    Model(r"B300.*", sxm=True, links=(18,)),
+    Model(r"GB300.*", sxm=True, links=(18,), pcie=False),
     Model(r"L4", links=(0,)),
     Model(r"L40S", links=(0,)),
     Model(r"(Tesla )?T4", links=(0,)),

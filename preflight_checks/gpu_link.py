@@ -39,8 +39,9 @@ def gpu_link(context: Context) -> Outcome:
     groups = ("links", "fabric", "pcie", "errors")
     reading = read_gpus(context, *groups, again=("pcie", "errors"), times=SAMPLES, pause_s=PAUSE_S)
     gpus = present(reading)
-    whole = [gpu for gpu in gpus if not gpu.mig]  # in MIG mode there is neither NVLink nor P2P
-    findings = [*_nvlink(whole), *_fabric(context, whole), *_p2p(whole)]
+    whole = _trained(context, [gpu for gpu in gpus if not gpu.mig])  # in MIG mode there is neither NVLink nor P2P
+    gpus = [*whole, *(gpu for gpu in gpus if gpu.mig)]
+    findings = [*_nvlink(whole), *_fabric(whole), *_p2p(whole)]
     findings += [*_pcie(reading, gpus, virtual=is_virtual(context)), *_risen(reading, gpus)]
     measured = {"gpus": [_measured(reading, gpu, gpus) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
     active = sorted({_active(gpu) for gpu in whole})
@@ -106,17 +107,31 @@ def _wanted(gpu: Gpu, gpus: Sequence[Gpu]) -> tuple[int, Severity]:
 
 
 def fabric_s(context: Context) -> float:
-    """Return how long to wait for the fabric, before which no program can use the GPU: up to half of the budget."""
+    """Return how long to wait for links and fabric, without which no program works: up to half of the budget."""
     return wait_s(context, thresholds(context).fabric_s, share=1 / 2)
 
 
-def _fabric(context: Context, gpus: Sequence[Gpu]) -> list[Finding]:
+def _trained(context: Context, gpus: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs as they are when nothing may be training any more: after a reboot links do so for a while."""
     host = context.host
     end = host.monotonic() + fabric_s(context)
-    while any(_starting(gpu) for gpu in gpus) and (left := end - host.monotonic()) > 0:
+    while _may_train(gpus) and (left := end - host.monotonic()) > 0:
         host.sleep(min(POLL_S, left))
-        wanted = {gpu.index for gpu in gpus}
-        gpus = [gpu for gpu in present(read_gpus(context, "fabric")) if gpu.index in wanted]
+        now = {gpu.index: gpu for gpu in present(read_gpus(context, "links", "fabric"))}
+        gpus = [_as_now(gpu, now.get(gpu.index, gpu)) for gpu in gpus]
+    return gpus
+
+
+def _may_train(gpus: Sequence[Gpu]) -> bool:
+    down = any(finding.severity is Severity.ERROR for finding in (*_nvlink(gpus), *_p2p(gpus)))
+    return down or any(_starting(gpu) for gpu in gpus)
+
+
+def _as_now(gpu: Gpu, now: Gpu) -> Gpu:
+    return replace(gpu, links=now.links, p2p=now.p2p, fabric=now.fabric)
+
+
+def _fabric(gpus: Sequence[Gpu]) -> list[Finding]:
     return found_by_rule(
         (rule, (gpu, text, {"fabric": dict(gpu.fabric or {})}))
         for gpu in gpus

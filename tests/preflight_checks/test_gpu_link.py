@@ -74,6 +74,13 @@ def test_a_fabric_that_is_late(nvml_standin, tmp_path):
     assert [] == rows(link_on(nvml_standin, FAULTS["fabric-late"](h100_sxm(), 0), tmp_path, host=HurriedHost(tmp_path)))
 
 
+def test_links_that_still_train(nvml_standin, tmp_path):
+    """As on every node that has just booted; the fabric of some is there before them, and others have none."""
+    scenario = FAULTS["link-down"](h100_sxm(), 3).says("nvmlDeviceGetNvLinkState", 1, gpu=3, of=3, after_s=0.5)
+
+    assert [] == rows(link_on(nvml_standin, scenario, tmp_path, host=HurriedHost(tmp_path)))
+
+
 def test_half_a_bridge_of_a_pair_is_down(nvml_standin, tmp_path):
     """An H100 NVL has 12 links or, without a bridge, none; one of eleven is broken."""
     assert [("error", "nvlink-down", [1])] == rows(link_on(nvml_standin, link_down(machine(H100_NVL, 2), 1), tmp_path))
@@ -231,7 +238,7 @@ def test_what_cannot_be_read_is_told(nvml_standin, tmp_path):
     assert ([], wanted) == (rows(outcome), outcome.measurements["not_read"])
 
 
-@pytest.mark.parametrize("name", ["NVIDIA B300 SXM6 AC", "NVIDIA H20", "Tesla V100-SXM2-32GB"])
+@pytest.mark.parametrize("name", ["NVIDIA R200 SXM7 AC", "NVIDIA H20", "Tesla V100-SXM2-32GB"])
 def test_no_link_at_all_on_boards_that_nobody_counted_is_a_warning(nvml_standin, tmp_path, name):
     """Their neighbours have none either; by their name, or by the fabric that they are part of, they should."""
     machine = named(FAULTS["all-links-down"](h100_sxm(2), 0), name)
@@ -242,7 +249,7 @@ def test_no_link_at_all_on_boards_that_nobody_counted_is_a_warning(nvml_standin,
     assert only(outcome).message.endswith(text)
 
 
-@pytest.mark.parametrize("count, name", [(1, "NVIDIA B300 SXM6 AC"), (2, "NVIDIA H21 PCIe")])
+@pytest.mark.parametrize("count, name", [(1, "NVIDIA R200 SXM7 AC"), (2, "NVIDIA H21 PCIe")])
 def test_no_link_where_none_may_be_wanted(nvml_standin, tmp_path, count, name):
     """A single board, and cards without a bridge."""
     machine = fabric(named(FAULTS["all-links-down"](h100_sxm(count), 0), name), state=0)
