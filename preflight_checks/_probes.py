@@ -54,7 +54,8 @@ def ask(
         ProbeError: it crashed, hung, took too much memory or printed something else.
     """
     argv = [context.python, str(FOLDER / f"{probe}_probe.py"), json.dumps(request)]
-    merged = {**context.environ, **(environ or {})}
+    # TunableOp of ROCm would try out every product first, for minutes.
+    merged = {**context.environ, "PYTORCH_TUNABLEOP_ENABLED": "0", **(environ or {})}
     given = {name: value for name, value in merged.items() if value or name not in (environ or {})}
     try:
         ended = run_guarded(argv, environ=given, timeout_s=timeout_s, memory_bytes=context.limits.for_a_program(share))

@@ -85,7 +85,7 @@ def gpu_facts(torch: Any, device: Any) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     properties = torch.cuda.get_device_properties(device)
-    uuid = getattr(properties, "uuid", None)
+    uuid = None if torch.version.hip else getattr(properties, "uuid", None)  # AMD's is the hex of its letters
     return {"gpu": properties.name, "uuid": f"GPU-{uuid}" if uuid else ""}
 
 

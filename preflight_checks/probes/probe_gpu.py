@@ -19,12 +19,13 @@ BEGAN = time.monotonic()
 STAGES: dict[str, float] = {}  # the longest that each stage took which is over, in seconds
 NOW: list[Any] = []  # the stage of now, and when it began
 # cudaError_t: what the image, the driver and the GPU do not have in common; no fault of the GPU.
-MISMATCH = (35, 36, 209, 222, 803, 804)
+MISMATCH = (35, 36, 98, 209, 222, 801, 803, 804)
 NOT_READY, OUT_OF_MEMORY = 802, 2
 # Before torch 2.8 a CUDA error is a plain RuntimeError, and one of CUDA's start is so to this day: nothing but its text
 # tells it from a mistake in the probe. These are the beginnings that c10/cuda and torch.cuda give it.
 BEGINNINGS = (
     "CUDA error",
+    "CUDA driver error",
     "HIP error",
     "Unexpected error from cudaGetDeviceCount",
     "CUDA unknown error",
@@ -38,10 +39,13 @@ KINDS = (
     ("not-ready", r"system not yet initialized"),
     ("mismatch", r"no kernel image|driver on your system is too old|Found no NVIDIA driver|driver version is insuff"),
     ("mismatch", r"unsupported (toolchain|display driver)|forward compatibility was attempted"),
-    ("memory", r"out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
+    # Of an image without kernels for this GPU, and of a vGPU that cannot do what this torch asks of it.
+    ("mismatch", r"invalid device function|operation not supported"),
+    ("memory", r"out of memory|(CU|HIP)BLAS_STATUS_ALLOC_FAILED"),
 )
-# cuBLAS says the same of an image with two versions of it, which is for the check to call a broken probe.
-LIBRARY = r"CUBLAS_STATUS_(?!EXECUTION_FAILED)(?!ALLOC_FAILED)|CUSOLVER_|CUDNN_"
+# cuBLAS says the same of an image with two versions of it, which is for the check to call a broken probe; hipBLAS of a
+# kind of number that this GPU lacks, as MI300 does the fp8 of others.
+LIBRARY = r"(CU|HIP)BLAS_STATUS_(?!EXECUTION_FAILED)(?!ALLOC_FAILED)|(CU|HIP)SOLVER_|CUDNN_|MIOPEN"
 
 
 def at(stage: str) -> None:

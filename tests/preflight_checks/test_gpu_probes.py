@@ -104,6 +104,11 @@ def test_cuda_errors_are_told_from_mistakes(facts):
         ["memory", None],
         None,
         None,
+        ["memory", None],
+        ["mismatch", None],
+        ["mismatch", None],
+        ["mismatch", None],
+        None,
     ] == facts["errors"]
 
 
