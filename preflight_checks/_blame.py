@@ -11,7 +11,7 @@ from preflight_checks._ranks import TORCH_IS_HERE
 from trainer_agent.check import Rule, Skip
 from trainer_agent.errors import Action
 from trainer_agent.gang.meetings import AFTERMATH, CONFIGURATION, SHM_PER_RANK, short_of_shm
-from trainer_agent.gang.rules import SHM_SMALL
+from trainer_agent.gang.rules import MISCONFIGURED, SHM_SMALL
 from trainer_agent.process import signal_name
 
 if TYPE_CHECKING:
@@ -66,13 +66,7 @@ def rules(prefix: str, *, what: str) -> Rules:
             action=Action.RESCHEDULE,
             source="exact: float32 holds every sum of these numbers in whatever order they are added",
         ),
-        misconfigured=Rule(
-            f"{prefix}-misconfigured",
-            when="NCCL refuses its settings, or libraries of different versions: ncclInvalidUsage, ncclInvalidArgument",
-            hint="correct the NCCL_* variables that the evidence names, or take an image with one NCCL",
-            action=Action.STOP,
-            source="NCCL's result codes",
-        ),
+        misconfigured=replace(MISCONFIGURED, code=f"{prefix}-misconfigured"),
         shm_small=replace(SHM_SMALL, code=f"{prefix}-shm-small"),
     )
 
@@ -125,6 +119,8 @@ def _hang(run: Run, rule: Rule) -> Finding:
     quiet = run.end - max(rank.at or run.began for rank in late)
     if quiet < max(run.wait_s / 2, QUIET_S):
         raise ProbeError(f"{run.problem}: {_names(late)} reached `{late[0].stage}` only {quiet:.0f} s before")
+    if late[0].stage == "all-reduce" and run.log is not None and not any("Init START" in line for line in run.log):
+        raise ProbeError(f"{run.problem}: NCCL was still loading its kernels, or compiling them for this GPU")
     stages = {str(rank.number): rank.stage for rank in run.ranks}
     evidence = {"stages": stages, "nccl": run.nccl, "stderr": run.words, **_gpus(late)}
     if late[0].stage == "done":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from preflight_checks._gpus import NvmlHungError, read
 from preflight_checks._probes import ProbeError
 from trainer_agent.accelerators import parse_cuda_visible
+from trainer_agent.gang.torch_side import NO_DEBUGGING
 from trainer_agent.guarded import run_guarded
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ LEAKS = re.compile(
     r"(PET|TORCHELASTIC|TORCH_ELASTIC)_.*|MASTER_(ADDR|PORT)|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME"
 )
 # Ranks on one machine need no other interface than loopback, which needs no name server and no network policy.
-OURS = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+OURS = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **NO_DEBUGGING}
+# What NCCL writes that says how far it came, and of a log as much as is read: a rank may write one without end.
+TELLING = ("NCCL WARN", "nvls channels", "Init START", "Init COMPLETE")
+LOG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Run:
         code: the exit code of what started them.
         problem: why it was killed; empty when it ended by itself.
         hung: whether that was because its time was up.
+        log: the lines of NCCL's own that tell something; None where it has written none.
     """
 
     ranks: tuple[Rank, ...]
@@ -90,6 +95,7 @@ class Run:
     stderr: str = ""
     problem: str = ""
     hung: bool = False
+    log: tuple[str, ...] | None = None
 
     @property
     def words(self) -> str:
@@ -99,8 +105,7 @@ class Run:
     @property
     def nccl(self) -> list[str]:
         """Return the last warnings of NCCL."""
-        lines = [line.strip() for line in f"{self.stdout}\n{self.stderr}".splitlines() if "NCCL WARN" in line]
-        return [line[:NCCL_WIDTH] for line in lines[-NCCL_LINES:]]
+        return [line[:NCCL_WIDTH] for line in self.log or () if "NCCL WARN" in line][-NCCL_LINES:]
 
 
 def run_ranks(
@@ -113,20 +118,37 @@ def run_ranks(
         ProbeError: it cannot be started.
     """
     with scratch(context) as folder:
-        given = {**clean(context), **environ, "TMPDIR": str(folder)}
+        given = {**clean(context), **environ, "TMPDIR": str(folder), **_logged(folder)}
         if gpus:  # so that rank n works on the n-th of them
             given["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         words = [word.replace("{folder}", str(folder)) for word in argv]
         began = time.monotonic()
         try:
             limits: dict[str, Any] = {"timeout_s": wait_s, "memory_bytes": context.limits.for_a_program()}
-            ended = run_guarded(words, environ=given, cwd=str(folder), scratch=str(folder), **limits)
+            files: dict[str, Any] = {"cwd": str(folder), "scratch": str(folder), "salvage": lambda: _log_of(folder)}
+            ended = run_guarded(words, environ=given, **limits, **files)
         except OSError as error:
             why = error.strerror or error
             raise ProbeError(f"{argv[0]} cannot be started: {why}; --python names another") from error
     ranks = heard(ended.stdout, count, gpus=gpus)
-    end = began + ended.duration_s
-    return Run(ranks, wait_s, began, end, ended.code, ended.stdout, ended.stderr, ended.problem, ended.timed_out)
+    end, log = began + ended.duration_s, ended.salvaged
+    return Run(ranks, wait_s, began, end, ended.code, ended.stdout, ended.stderr, ended.problem, ended.timed_out, log)
+
+
+def _logged(folder: Path) -> dict[str, str]:
+    """Return what has NCCL write a log that nobody's end can lose: libc keeps back what goes to standard output."""
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": f"{folder}/nccl.%p"}
+
+
+def _log_of(folder: Path) -> tuple[str, ...] | None:
+    """Return what tells something of what the ranks' NCCLs have written, None where they have written nothing."""
+    files = sorted(folder.glob("nccl.*"))
+    found: list[str] = []
+    for path in files:
+        with suppress(OSError), path.open("rb") as file:
+            lines = file.read(LOG_BYTES).decode(errors="replace").splitlines()
+            found += [line.strip() for line in lines if any(words in line for words in TELLING)]
+    return tuple(found) if files else None
 
 
 def heard(stdout: str, count: int, *, gpus: Sequence[Gpu] = ()) -> tuple[Rank, ...]:
@@ -144,7 +166,7 @@ def heard(stdout: str, count: int, *, gpus: Sequence[Gpu] = ()) -> tuple[Rank, .
 def clean(context: Context) -> dict[str, str]:
     """Return the environment without what the job tells its own ranks."""
     kept = {name: value for name, value in context.environ.items() if not LEAKS.fullmatch(name)}
-    return {"NCCL_DEBUG": "WARN"} | kept | OURS
+    return kept | OURS
 
 
 @contextmanager

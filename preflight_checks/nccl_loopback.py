@@ -83,11 +83,12 @@ def nccl_loopback(context: Context) -> Outcome:
     count = gpus_to_join(context)
     before = visible_gpus(context, "errors")
     gpus = before if len(before) == count else []
-    run = start(context, "nccl", count=count, gpus=gpus, environ=told(context), sizes=SIZES, exact=EXACT_COUNT)
+    run = start(context, "nccl", count=count, gpus=gpus, sizes=SIZES, exact=EXACT_COUNT)
     findings = blame(run, INSIDE)
-    rows = measured(run)
+    free = not {"NCCL_ALGO", "NCCL_PROTO"} & context.environ.keys()
+    rows = measured(run, free=free)
     findings += [*slow(rows, thresholds(context)), *risen(gpus, visible_gpus(context, "errors"))]
-    numbers: dict[str, Any] = {"ranks": count, "nvls": nvls(run), "busbw": rows}
+    numbers: dict[str, Any] = {"ranks": count, "nvls": nvls(run, free=free), "busbw": rows}
     over = ""
     if not findings and (reason := why_no_nics(context)):
         over = f"; the NICs not tried: {reason}"
@@ -113,11 +114,6 @@ def gpus_to_join(context: Context) -> int:
     if count < 2:
         raise Skip(f"{count} NVIDIA GPUs are visible, and it takes 2 to exchange")
     return count
-
-
-def told(context: Context) -> dict[str, str]:
-    """Return the variables that make NCCL say whether it uses NVLS, where the user has not said what it shall say."""
-    return {} if "NCCL_DEBUG" in context.environ else {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 
 
 def start(
@@ -155,8 +151,13 @@ def start(
     return run
 
 
-def measured(run: Run) -> list[dict[str, Any]]:
-    """Return the best bus bandwidth of each collective by size, where the slowest rank counts."""
+def measured(run: Run, *, free: bool = True) -> list[dict[str, Any]]:
+    """
+    Return the best bus bandwidth of each collective by size, where the slowest rank counts.
+
+    Args:
+        free: whether NCCL chooses algorithm and protocol by itself.
+    """
     told = [rank.facts.get("timings") for rank in run.ranks]
     if not all(told):
         return []
@@ -165,7 +166,7 @@ def measured(run: Run) -> list[dict[str, Any]]:
         of, size = same[0]["of"], same[0]["bytes"]
         seconds = min(max(each) for each in zip(*(row["seconds"] for row in same), strict=True))
         row = {"of": of, "size_bytes": size, "busbw_gbps": round(busbw_gbps(of, len(told), size, seconds), 2)}
-        wanted = expected(model(run), of, len(told), size, nvls=nvls(run))
+        wanted = expected(model(run), of, len(told), size, nvls=nvls(run, free=free))
         rows.append(row if wanted is None else row | {"expected_busbw_gbps": wanted})
     return rows
 
@@ -176,9 +177,11 @@ def model(run: Run) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def nvls(run: Run) -> bool | None:
+def nvls(run: Run, *, free: bool = True) -> bool | None:
     """Return whether NCCL reduces in the NVSwitch, None when it does not say."""
-    channels = [int(number) for number in NVLS_LINE.findall(run.stdout)]
+    if not free:
+        return None  # it may not use what it has
+    channels = [int(number) for line in run.log or () for number in NVLS_LINE.findall(line)]
     return any(channels) if channels else None
 
 

@@ -35,8 +35,8 @@ from trainer_agent.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import IO
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import IO, Any
 
 OUTPUT_BYTES = 1 << 20
 END_S = 3.0  # what it takes at most to end a program and all that it left behind, and a little more
@@ -56,6 +56,7 @@ class Ended:
         stdout: all that it wrote; `stderr` only the end of it.
         problem: why it was killed, in words; empty when it ended by itself.
         timed_out: whether that was because its time was up.
+        salvaged: what was read of its files, as they are gone.
     """
 
     code: int | None
@@ -64,6 +65,7 @@ class Ended:
     problem: str
     timed_out: bool
     duration_s: float
+    salvaged: Any = None
 
     @property
     def end(self) -> str:
@@ -91,6 +93,7 @@ class _Task:
     cwd: str | None = None
     memory_bytes: float | None = None
     scratch: str | None = None
+    salvage: Callable[[], object] = lambda: None
     stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.PIPE
     fds: tuple[int, ...] = ()
@@ -109,6 +112,7 @@ def run_guarded(
     memory_bytes: float | None = None,
     cwd: str | None = None,
     scratch: str | None = None,
+    salvage: Callable[[], object] = lambda: None,
 ) -> Ended:
     """
     Run a program to its end, or kill it with all its descendants after `timeout_s` seconds.
@@ -118,11 +122,12 @@ def run_guarded(
 
     Args:
         scratch: a directory to remove when the program has ended, also where nobody waits for it any more.
+        salvage: reads before that what is of use in it.
 
     Raises:
         OSError: the program cannot be started.
     """
-    with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes, scratch)) as program:
+    with Guarded(_Task(argv, environ, timeout_s, cwd, memory_bytes, scratch, salvage)) as program:
         return program.wait(timeout_s + END_S)
 
 
@@ -202,8 +207,8 @@ class Guarded:
         if isinstance(found, OSError):
             self.error = found
             raise found
-        code, out, err, problem, timed_out = found
-        return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - self.began)
+        (code, out, err, problem, timed_out), salvaged = found
+        return Ended(code, _text(out), _text(err), problem, timed_out, time.monotonic() - self.began, salvaged)
 
     def _answer(self, limit_s: float) -> bytes | None:
         """Return all that the guard says, None when it does not come to its end in time."""
@@ -238,7 +243,7 @@ def _guard(lifeline: int, answer: int, task: _Task) -> NoReturn:
         keep_only(lifeline, answer, *task.given)
         found: object
         try:
-            found = _run(task, lifeline)
+            found = _run(task, lifeline), task.salvage()
         except OSError as error:
             found = error
         if task.scratch:

@@ -227,6 +227,18 @@ def test_what_a_python_says_when_it_starts_is_not_taken_for_torch(tmp_path):
         assert side.events(0.0) == []  # it goes on, and waits for what it is asked
 
 
+def test_a_torch_that_is_debugged_by_the_job_does_not_debug_here(tmp_path):
+    """With DETAIL, and dumps of torch 2.6 on, one rank that fails would spoil every test that follows."""
+    (tmp_path / "torch.py").write_text("import os; raise ImportError(os.environ['TORCH_NCCL_DUMP_ON_TIMEOUT'])")
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path), "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+    with (
+        TorchSide(sys.executable, PROGRAM, environ) as side,
+        pytest.raises(TorchSideError, match=r"ImportError: 0$"),
+    ):
+        side.wait_until_ready(60)
+
+
 def test_a_python_that_says_everything_but_that_it_is_ready(tmp_path):
     program = tmp_path / "chatty.py"
     program.write_text("import time\nwhile True:\n    print('{}', flush=True)\n    time.sleep(0.01)\n")

@@ -207,11 +207,12 @@ def test_the_exit_codes_are_those_of_torchruns_own_table(context):
     "text, code, action",
     [
         ("NCCL error\nncclInvalidUsage: This usually reflects...", "torchrun-misconfigured", "stop"),
+        ("Last error:\nMNNVL is not working (/dev/nvidia-caps-imex-channels)", "torchrun-misconfigured", "stop"),
         ("NCCL error\nncclUnhandledCudaError: Call to CUDA function failed.", "torchrun-rank-failed", "reschedule"),
     ],
 )
 def test_only_settings_that_nccl_refuses_stop_the_job(context, text, code, action):
-    run = at("all-reduce", "all-reduce", code=1, stdout="vm:1:1 [0] NCCL WARN Duplicate GPU\nother\n")
+    run = at("all-reduce", "all-reduce", code=1, log=("vm:1:1 [0] NCCL WARN Duplicate GPU", "Init START"))
     ranks = (replace(run.ranks[0], error="DistBackendError", text=text), run.ranks[1])
 
     (finding,) = judge(context, replace(run, ranks=ranks))
@@ -246,10 +247,14 @@ def test_a_library_that_gives_up_for_a_lost_peer_is_not_to_blame(context):
     [
         (at("import", "start", hung=True, problem="no answer within 20 s"), "no rank has imported torch by then"),
         (at("init", "init", hung=True, problem="no answer within 20 s", end=10.0), "reached `init` only 9 s before"),
+        (
+            at("all-reduce", "all-reduce", hung=True, problem="no answer within 20 s", log=("WARN",)),
+            "loading its kernels",
+        ),
         (at("init", "init", problem="it took more than 5 MiB of memory"), "it took more than 5 MiB of memory"),
         (at("done", "done", code=1, stderr="boom"), "exit code 1 and all ranks were done: boom"),
     ],
-    ids=["slow-import", "still-moving", "memory", "end"],
+    ids=["slow-import", "still-moving", "no-kernels-yet", "memory", "end"],
 )
 def test_what_says_nothing_of_the_node_is_no_finding(context, run, reason):
     with pytest.raises(ProbeError, match=reason):

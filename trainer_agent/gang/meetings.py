@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # What torch names the answer of NCCL (NCCLUtils.cpp) that does not depend on the machine: wrong settings, or, in
 # NCCL's init.cc, versions that differ. They are the names of ncclResult_t, not prose.
-CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument")
+# The last one is of mnnvl.cc (2.27 to 2.30): a pod on GB200 without a ComputeDomain has no IMEX channel.
+CONFIGURATION = ("ncclInvalidUsage", "ncclInvalidArgument", "nvidia-caps-imex-channels")
 # Heuristic: NCCL keeps about 10 MB of /dev/shm for each rank, and more for what it sends to its neighbours; containers
 # have 64 MiB by default.
 SHM_PER_RANK = 64 << 20

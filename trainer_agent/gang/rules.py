@@ -137,10 +137,12 @@ RANK_DIED = Rule(
 )
 MISCONFIGURED = Rule(
     "collective-misconfigured",
-    when="NCCL refuses its settings, or libraries of different versions: ncclInvalidUsage, ncclInvalidArgument",
-    hint="correct the NCCL_* variables that the evidence names, or take an image with one NCCL",
+    when="NCCL refuses its settings, or libraries of different versions: ncclInvalidUsage, ncclInvalidArgument; or "
+    "GPUs of a multi-node NVLink domain have no IMEX channel",
+    hint="correct the NCCL_* variables that the evidence names, or take an image with one NCCL; for IMEX channels give "
+    "the pods a ComputeDomain, or set NCCL_MNNVL_ENABLE=0",
     action=Action.STOP,
-    source="NCCL's result codes",
+    source="NCCL's result codes; for IMEX its mnnvl.cc",
 )
 SHM_SMALL = Rule(
     "collective-shm-small",

@@ -22,6 +22,17 @@ NO_TORCH = {3: "has no torch", 4: "cannot do it with its torch"}  # by the exit 
 # No name is looked up by the torch side: it gets addresses. torch asks for the name of every address that it connects
 # to, and with a name server that does not answer that takes glibc 5 s and more, each time.
 NO_NAMES = {"RES_OPTIONS": "attempts:0"}
+# A job may have torch look for its own mistakes. When a rank fails, that leaves a raw key in the store, which makes
+# every later process group stop and dump (ProcessGroupNCCL's broadcastDumpSignal), on by default since torch 2.6; and
+# DETAIL puts a collective of gloo's before each of NCCL's.
+NO_DEBUGGING = {
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    "TORCH_NCCL_NAN_CHECK": "0",
+}
 
 
 class TorchSideError(AgentError):
@@ -86,7 +97,7 @@ class TorchSide:
         argv = [python, program, json.dumps({"store": [requests, self.answers.theirs]})]
         self.program = start_guarded(
             argv,
-            environ={**environ, **NO_NAMES},
+            environ={**environ, **NO_NAMES, **NO_DEBUGGING},
             stdin=theirs,
             stdout=self.events_pipe.theirs,
             fds=(requests, self.answers.theirs),
