@@ -9,7 +9,8 @@ NVLINK = Rule(
     "nvlink-down",
     when="fewer NVLinks are active than the model has, or than its neighbours have where the model leaves a choice, "
     "after as long a wait as for the fabric; a warning for unknown models, also where none of several GPUs on boards "
-    "has any, and for a card without any whose model may lack its bridge, and only informs where a single GPU is visible that has none",
+    "has any, and for a card without any whose model may lack its bridge, and only informs where a single GPU is "
+    "visible that has none",
     hint="run `nvidia-smi nvlink --status` on this node; cordon it, and reset the GPUs or reboot",
     action=Action.RESCHEDULE,
     source="NVIDIA's data sheets; azurehpc-health-checks #162 for the 12 of 18 of an H100 NVL, NVSentinel #1481 for "
