@@ -91,6 +91,7 @@ class HostileS3:
         valid: access keys that have not expired; None takes any.
         ranges: False answers every range with the whole object.
         if_match: False ignores If-Match.
+        no_parts: the status of questions for parts.
         seen: every request.
     """
 
@@ -101,6 +102,7 @@ class HostileS3:
         self.valid = None
         self.ranges = True
         self.if_match = True
+        self.no_parts = 0
         self.seen = []
         self._sorted = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -215,6 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(Fault(412, "PreconditionFailed"))
             return
         body, size = thing.body, len(thing.body)
+        if self.world.no_parts and "partNumber" in query:
+            self._error(Fault(self.world.no_parts))
+            return
         if thing.parts and "partNumber" in query:
             part, count = thing.part(int(query["partNumber"]))
             self._send(206, part, {**headers, "x-amz-mp-parts-count": str(count)})

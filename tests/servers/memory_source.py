@@ -67,6 +67,10 @@ class Memory:
             yield piece if other is None else other
             start += len(piece)
 
+    def believes(self, checksum: str, *, fits: bool) -> bool:
+        """Return True: what is told as a checksum is one."""
+        return True
+
     def checksum(self, entry: Entry) -> str:
         with self._lock:
             self.asked[entry.path] += 1

@@ -114,6 +114,14 @@ class Source(Protocol):
     def checksum(self, entry: Entry) -> str:
         """Return what the file's bytes must hash to, asking the server if need be; empty when nobody knows."""
 
+    def believes(self, checksum: str, *, fits: bool) -> bool:
+        """
+        Take whether a checksum that `checksum` returned fits, and return whether it is one.
+
+        Args:
+            fits: False when the same bytes came twice, and hash to something else.
+        """
+
 
 @runtime_checkable
 class Service(Protocol):

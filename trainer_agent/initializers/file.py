@@ -74,6 +74,10 @@ class FileSource:
         except OSError as error:
             raise _told(error, entry.key) from error
 
+    def believes(self, checksum: str, *, fits: bool) -> bool:
+        """Return True: what is told as a checksum is one."""
+        return True
+
     def checksum(self, entry: Entry) -> str:
         """Return nothing: a file system knows no checksums."""
         return ""

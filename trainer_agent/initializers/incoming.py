@@ -313,6 +313,8 @@ class Incoming:
             self.actual = digests.of_file(self._fd, self.wanted, self.entry.size)
         if self.wanted and self.actual != self.wanted:
             self._differs()
+        elif self.wanted and not self._given:
+            self.source.believes(self.wanted, fits=True)
         if not self.wanted and self.saved is not None and not self.saved.same_boot:
             raise DiffersError("resume-unproved", f"{self.entry.path}: nothing proves what an earlier node left")
         self.disk.take(self._fd, self.part, self.entry.size)
@@ -320,10 +322,13 @@ class Incoming:
         self.journal.file_done(self.entry, self.actual, self.identity)
 
     def _differs(self) -> None:
-        """Fetch again once; the same wrong bytes twice are the source's own."""
+        """Fetch again once; the same wrong bytes twice are the source's own, or what it calls a checksum is none."""
         message = f"{self.entry.path} has {self.actual} and must have {self.wanted}"
         bytes_now = digests.of_file(self._fd, UNASKED, self.entry.size)  # the source may have named another kind
         self.journal.discard(self.entry)
+        if self._differed == bytes_now and not self._given and not self.source.believes(self.wanted, fits=False):
+            self.wanted, self.actual = "", bytes_now
+            return
         if self._differed == bytes_now:
             hint = (
                 "the source serves these bytes every time: repair it there, or correct the list of checksums; "

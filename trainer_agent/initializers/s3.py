@@ -17,6 +17,7 @@ from trainer_agent.initializers.http import demand_range
 from trainer_agent.initializers.retry import persist
 from trainer_agent.initializers.s3_bucket import AccessDeniedError, Bucket
 from trainer_agent.initializers.s3_xml import unquoted
+from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,6 +54,8 @@ class S3Source:
         self.patience_s = patience_s
         self._asked: set[str] = set()
         self._learned: dict[str, str] = {}
+        self._server = ""
+        self._etags: bool | None = None  # whether they are made of MD5s; nobody knows before the first one fits
 
     def entries(self) -> Iterator[Entry]:
         """List the objects page by page; markers of empty directories are left out."""
@@ -85,7 +88,7 @@ class S3Source:
                     _check_same(entry, None, int(total))
             elif (length := answer.headers.get("Content-Length", "")).isdecimal():
                 _check_same(entry, None, int(length))
-            if whole and (found := s3_checksum.of_answer(answer.headers, entry.version, entry.size)) is not None:
+            if whole and (found := self._told(answer.headers, entry)) is not None:
                 self._learned[entry.key] = found
             yield from answer.pieces()
 
@@ -99,8 +102,30 @@ class S3Source:
             return learned
         if not entry.size:
             return ""
-        found = s3_checksum.of_answer(self._head(entry), entry.version, entry.size)
+        found = self._told(self._head(entry), entry)
         return s3_checksum.of_parts(entry.version, entry.size, self._parts(entry)) if found is None else found
+
+    def believes(self, checksum: str, *, fits: bool) -> bool:
+        """
+        Take whether a checksum fits; return whether it is one.
+
+        No protocol says that an ETag is an MD5, and lakeFS, FSx and others have some that are none but look so. Where
+        one has fitted they are; Amazon's and MinIO's are in any case.
+        """
+        if checksum.partition(":")[0] not in s3_checksum.OF_ETAGS:
+            return True
+        if self._etags is None:
+            self._etags = fits or self._server.startswith(s3_checksum.HONEST)
+            if not self._etags:
+                get_logger().warning("this server's ETags are no MD5s and prove nothing", source=self.uri)
+        return self._etags
+
+    def _told(self, headers: Mapping[str, str], entry: Entry) -> str | None:
+        """Return what an answer says that an object hashes to, None where the sizes of its parts would say it."""
+        self._server = headers.get("Server", "")
+        if self._etags is False:
+            return s3_checksum.of_object(headers, entry.version)
+        return s3_checksum.of_answer(headers, entry.version, entry.size)
 
     def _parts(self, entry: Entry) -> list[int]:
         """
@@ -110,7 +135,7 @@ class S3Source:
         """
         again, count = entry.key in self._asked, s3_checksum.count_of(entry.version)
         first = self._head(entry, part=1)
-        if first.get("x-amz-mp-parts-count", "") != str(count):
+        if first.get("x-amz-mp-parts-count", "") != str(count) or (count > 1 and _size_of(first) >= entry.size):
             return []
         sizes = [_size_of(first)] * count
         sizes[-1] = _size_of(self._head(entry, part=count))

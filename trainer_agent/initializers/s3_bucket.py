@@ -18,7 +18,7 @@ from trainer_agent.initializers.sigv4 import quoted, sign
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from trainer_agent.initializers.http import Response, Stream
 
@@ -36,6 +36,9 @@ DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
 CONNECTIONS = 64
 CODE_CHARS, REASON_CHARS = 60, 300
 
+CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+# To a question for a part: of versitygw, SeaweedFS, Ozone and others that do not know it, or number parts otherwise.
+NOT_TOLD = frozenset({400, 405, 416, 501})
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"})
 
@@ -91,10 +94,11 @@ class Bucket:
         return s3_xml.page(answer.data, url=shown(self.url()))
 
     def head(self, key: str, *, part: int | None = None) -> Mapping[str, str] | None:
-        """Return the headers of an object, or of a part of it; None when there is none."""
+        """Return the headers of an object, or of a part of it, of which many servers tell nothing; None without one."""
         query = {"partNumber": str(part)} if part else {}
+        told = NOT_TOLD if part else frozenset()
         try:
-            return self._request("HEAD", key, query=query, headers={"x-amz-checksum-mode": "ENABLED"}).headers
+            return self._request("HEAD", key, query=query, headers=CHECKSUMS, fine=told).headers
         except ChangedError:
             return None
 
@@ -108,13 +112,21 @@ class Bucket:
                 self._refuse(key, answer.status, answer.headers, answer.error_body(), credentials)
             yield answer
 
-    def _request(self, method: str, key: str, *, query: Mapping[str, str], headers: Mapping[str, str]) -> Response:
-        """Return the answer if it is a good one, following the bucket to its region once."""
+    def _request(
+        self,
+        method: str,
+        key: str,
+        *,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        fine: Collection[int] = (),
+    ) -> Response:
+        """Return the answer if it is a good one, or has a `fine` status, following the bucket to its region once."""
         credentials, region = self.keeper.get(), self.region
         answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
         if answer.status in {301, 307, 400, 403} and self._move(answer, region):
             answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
-        if answer.status not in {200, 206}:
+        if answer.status not in {200, 206, *fine}:
             self._refuse(key, answer.status, answer.headers, answer.data, credentials)
         return answer
 

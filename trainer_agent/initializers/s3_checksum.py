@@ -13,6 +13,8 @@ MD5 = re.compile(r"[0-9a-f]{32}")
 PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
 # The cheapest first: algorithm, bytes of its value.
 ALGORITHMS = (("crc64nvme", 8), ("crc32c", 4), ("crc32", 4), ("sha256", 32), ("sha1", 20))
+OF_ETAGS = ("md5", "md5-parts")
+HONEST = ("AmazonS3", "MinIO")  # servers whose ETags are MD5s where they look so
 ENCRYPTION = "x-amz-server-side-encryption"
 
 
@@ -32,9 +34,8 @@ def of_object(headers: Mapping[str, str], etag: str) -> str:
 
 
 def is_md5(headers: Mapping[str, str]) -> bool:
-    """Return whether ETags are made of MD5s: not of objects that are encrypted with a key of KMS or of the customer."""
-    kms = headers.get(ENCRYPTION, "").startswith("aws:kms")
-    return not kms and f"{ENCRYPTION}-customer-algorithm" not in headers
+    """Return whether ETags may be made of MD5s: not of objects that are encrypted, but by S3's own keys."""
+    return headers.get(ENCRYPTION, "") in ("", "AES256") and f"{ENCRYPTION}-customer-algorithm" not in headers
 
 
 def of_answer(headers: Mapping[str, str], etag: str, size: int) -> str | None:
