@@ -6,6 +6,7 @@ The first of these that the environment speaks of; ROLE_ARN is then taken with w
 AWS_NO_SIGN_REQUEST                     nobody: requests are not signed
 ACCESS_KEY_ID, SECRET_ACCESS_KEY        fixed keys, or the same with AWS_ before
 AWS_WEB_IDENTITY_TOKEN_FILE             the pod's service account (IRSA)
+AWS_PROFILE, ~/.aws/credentials         fixed keys of a profile
 AWS_CONTAINER_CREDENTIALS_…_URI         an agent on the node (EKS Pod Identity, ECS)
 none of them                            the instance's role, else nobody
 """
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
 MARGIN_S = 300.0
 # Agents hand out the same credentials until shortly before their end; do not ask at every request.
 ASK_AGAIN_S = 5.0
+# Of the services of a region, by how its name begins (botocore's partitions.json).
+DOMAINS = {
+    "cn-": "amazonaws.com.cn",
+    "eusc-": "amazonaws.eu",
+    "us-iso-": "c2s.ic.gov",
+    "us-isob-": "sc2s.sgov.gov",
+    "eu-isoe-": "cloud.adc-e.uk",
+    "us-isof-": "csp.hci.ic.gov",
+    "": "amazonaws.com",
+}
 YES = frozenset({"1", "true", "yes", "on"})
 
 
@@ -124,6 +135,11 @@ def first(environ: Mapping[str, str], *names: str) -> str:
     return next((value for name in names if (value := environ.get(name, "").strip())), "")
 
 
+def domain_of(region: str) -> str:
+    """Return the domain of Amazon's services in a region."""
+    return next(domain for prefix, domain in DOMAINS.items() if region.startswith(prefix))
+
+
 def choose(
     environ: Mapping[str, str], http: HttpClient, *, region: str, foreign: bool
 ) -> Callable[[], Credentials | None]:
@@ -158,8 +174,10 @@ def _base(
         from trainer_agent.initializers import s3_roles
 
         return lambda: s3_roles.with_web_identity(environ, http, region=region)
-    from trainer_agent.initializers import s3_metadata
+    from trainer_agent.initializers import s3_metadata, s3_profile
 
+    if profile := s3_profile.from_profile(environ):
+        return lambda: profile
     if first(environ, "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
         return lambda: s3_metadata.from_container(environ)
     if foreign and not first(environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT"):
