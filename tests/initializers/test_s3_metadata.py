@@ -120,3 +120,11 @@ def test_no_instance_at_all():
     """Nothing answers: public data can still be read."""
     assert taken({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9"}) is None
     assert taken({"AWS_EC2_METADATA_DISABLED": "true"}, foreign=False) is None
+
+
+@pytest.mark.parametrize("times, found", [(2, True), (3, False)])
+def test_a_service_that_is_busy_is_asked_again(agent, times, found):
+    """Without a signature the bucket would refuse, and the job would end."""
+    agent.busy = times
+
+    assert found == (taken({"AWS_EC2_METADATA_SERVICE_ENDPOINT": agent.url}) is not None)

@@ -12,12 +12,14 @@ class NodeAgent:
 
     Attributes:
         answers: {path: (status, body)}, which go before its own.
+        busy: so many requests are answered with 503 first.
         minutes: how long its credentials are valid; the access keys are ASIA1, ASIA2…
         seen: (method, path, headers) of every request.
     """
 
     def __init__(self):
         self.answers, self.seen, self.minutes, self.given = {}, [], 60, 0
+        self.busy = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.world = self
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -51,6 +53,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         world = self.server.world
         world.seen.append((self.command, self.path, dict(self.headers)))
+        if world.busy:
+            world.busy -= 1
+            self.send_error(503)
+            return
         status, body = world.answers.get(self.path) or world.answer(self.path)
         self.send_response(status)
         self.end_headers()

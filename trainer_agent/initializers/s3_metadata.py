@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # Link-local: it answers within milliseconds or not at all (another cloud, a hop limit of 1, a NetworkPolicy).
 INSTANCE_TIMEOUT_S = 1.0
 CONTAINER_TIMEOUT_S = 5.0
+BUSY_S = (0.0, 0.5, 1.0)  # pauses before it is asked, and asked again where it is busy
 MOST_BYTES = 64 * 1024
 CONTAINER_HOST = "http://169.254.170.2"
 # Plain http may carry the token to these only: this machine, ECS, and EKS Pod Identity's agent.
@@ -57,18 +59,27 @@ def from_instance(environ: Mapping[str, str]) -> Credentials | None:
     if first(environ, "AWS_EC2_METADATA_DISABLED").lower() in YES:
         return None
     base = first(environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT").rstrip("/") or "http://169.254.169.254"
+    status, body = 503, b""
+    for pause_s in BUSY_S:
+        if status == 429 or status >= 500:
+            time.sleep(pause_s)
+            status, body = _of_instance(base)
+    if not body or status != 200:
+        get_logger().info("no credentials in the environment nor from the instance: asking without a signature")
+        return None
+    return _credentials(body, "the instance's role")
+
+
+def _of_instance(base: str) -> tuple[int, bytes]:
+    """Return the last status, and what the service says of its role; 404 and nothing where nobody answers."""
     try:
         status, token = _ask("PUT", f"{base}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "300"})
         headers = {"X-aws-ec2-metadata-token": token.decode("ascii", "replace").strip()}
         status, roles = _ask("GET", base + ROLES, headers=headers) if status == 200 else (status, b"")
         role = roles.decode("ascii", "replace").partition("\n")[0].strip()
-        status, body = _ask("GET", base + ROLES + role, headers=headers) if status == 200 and role else (status, b"")
+        return _ask("GET", base + ROLES + role, headers=headers) if status == 200 and role else (status, b"")
     except OSError:
-        body = b""
-    if not body or status != 200:
-        get_logger().info("no credentials in the environment nor from the instance: asking without a signature")
-        return None
-    return _credentials(body, "the instance's role")
+        return 404, b""
 
 
 def _credentials(body: bytes, origin: str) -> Credentials:
