@@ -159,6 +159,14 @@ def test_patience_ends(hub, source):
     assert ExitCode.RETRY == caught.value.exit_code
 
 
+def test_a_hub_that_knows_less(hub, source):
+    """Artifactory's has no `expand`, and answers 404."""
+    hub.fault(r"/revision/\S*expand=", status=404, body=b"")
+
+    assert list(source().entries())
+    assert len(hub.requests("/revision/")) == 2
+
+
 def test_nobody_there_is_worth_a_retry():
     with Hub() as hub:
         address = hub.endpoint
@@ -191,7 +199,7 @@ def test_endpoint_that_is_no_address(endpoint):
     ],
 )
 def test_what_answers_is_no_hub(hub, source, where, answer):
-    hub.fault(where, **answer)
+    hub.fault(where, **answer, times=2)
 
     code, message, hint = refused(source())
     assert "hub-endpoint-invalid" == code
@@ -202,7 +210,7 @@ def test_what_answers_is_no_hub(hub, source, where, answer):
 def test_hub_elsewhere_is_named_and_does_not_see_the_token(hub, source):
     """As when http:// is written instead of https://."""
     with Hub() as other:
-        hub.fault("/revision/", status=301, headers={"Location": f"{other.endpoint}/x?y=1"})
+        hub.fault("/revision/", status=301, headers={"Location": f"{other.endpoint}/x?y=1"}, times=2)
 
         code, message, hint = refused(source(ACCESS_TOKEN=TOKEN))
         assert "hub-endpoint-invalid" == code

@@ -188,6 +188,15 @@ AMAZON = f"https://s3{COM}"
         ("data", {"ENDPOINT": "https://s3-us-gov-west-1.amazonaws.com"}, f"https://data.s3.us-gov-west-1{COM}/k"),
         ("data", {"ENDPOINT": f"https://s3.dualstack.eu-west-1{COM}"}, f"https://s3.dualstack.eu-west-1{COM}/data/k"),
         ("data", {"ENDPOINT": f"https://s3-accelerate{COM}"}, f"https://s3-accelerate{COM}/data/k"),
+        ("data", {"ENDPOINT": f"s3.eu-west-1{COM}"}, f"https://data.s3.eu-west-1{COM}/k"),
+        ("data", {"ENDPOINT": f"https://data.s3.eu-west-1{COM}"}, f"https://data.s3.eu-west-1{COM}/k"),
+        ("data", {"AWS_ENDPOINT": "https://data.r2.test"}, "https://r2.test/data/k"),
+        ("data", {"REGION": "eusc-de-east-1"}, "https://data.s3.eusc-de-east-1.amazonaws.eu/k"),
+        (
+            "data",
+            {"ENDPOINT": "https://s3.eusc-de-east-1.amazonaws.eu"},
+            "https://data.s3.eusc-de-east-1.amazonaws.eu/k",
+        ),
         ("data", {"ENDPOINT": "http://minio:9000/"}, "http://minio:9000/data/k"),
         ("data", {"AWS_ENDPOINT_URL": "https://x/base"}, "https://x/base/data/k"),
         ("data", {"AWS_ENDPOINT_URL_S3": "https://a", "AWS_ENDPOINT_URL": "https://b"}, "https://a/data/k"),
@@ -212,6 +221,7 @@ def test_amazons_service_by_name_is_none_that_a_bucket_is_bound_to():
     [
         ({"ENDPOINT": "minio:9000"}, "endpoint-invalid", "ENDPOINT"),
         ({"AWS_ENDPOINT_URL": "https://user:hunter22@host"}, "endpoint-invalid", "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "https://:hunter22@host"}, "endpoint-invalid", "AWS_ENDPOINT_URL"),
         ({"ENDPOINT": "http://host:port"}, "endpoint-invalid", "ENDPOINT"),
         ({"AWS_S3_ADDRESSING_STYLE": "virtuel"}, "style-invalid", "AWS_S3_ADDRESSING_STYLE='virtuel'"),
     ],
@@ -224,6 +234,19 @@ def test_settings_that_make_no_sense(environ, code, named):
     assert caught.value.code == code
     assert caught.value.message.startswith(f"{named} is ")
     assert "hunter22" not in caught.value.message
+
+
+def test_google_is_asked_for_what_is_stored():
+    """It unpacks for others, which have neither the listed size nor its checksum; the header is not signed there."""
+    with HostileS3({"d/1.gz": Thing(b"packed")}) as server:
+        environ = server.environ | {"ENDPOINT": "http://storage.googleapis.com", "HTTP_PROXY": server.endpoint}
+        source = S3Source("bucket/d", environ, patience_s=0.0)
+        (entry,) = source.entries()
+
+        assert b"packed" == b"".join(map(bytes, source.read(entry, 0, 6)))
+        listed, read = server.seen
+    assert ("identity", "gzip") == (listed.headers["accept-encoding"], read.headers["accept-encoding"])
+    assert "accept-encoding" not in read.headers["authorization"]
 
 
 @pytest.mark.lab

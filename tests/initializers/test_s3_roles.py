@@ -135,6 +135,7 @@ def test_sts_checks_our_signature(s3, right):
     [
         (Fault(400, "Throttling"), TransientError, "source-unavailable"),
         (Fault(400, "ExpiredTokenException"), TransientError, "source-unavailable"),
+        (Fault(400, "InvalidIdentityToken"), TransientError, "source-unavailable"),
         (Fault(503), TransientError, "source-unavailable"),
         (Fault(200, body=b"<x>secret</x>"), TransientError, "role-unavailable"),
         (Fault(400, "ValidationError"), FatalError, "role-refused"),

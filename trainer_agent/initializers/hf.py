@@ -34,6 +34,8 @@ MOST_PLAIN_BYTES = 50_000_000_000
 MOST_LOCATED = 64
 HASH = {"git-sha1": re.compile(r"[0-9a-f]{40}"), "sha256": re.compile(r"[0-9a-f]{64}")}
 
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # the second is the first to huggingface_hub
+
 
 class HubSource:
     """
@@ -58,7 +60,7 @@ class HubSource:
         self.asked = hf_uri.parse(rest, kind=kind)
         self.uri = str(self.asked)
         self.revision = ""
-        self.offline = environ.get("HF_HUB_OFFLINE", "").strip().lower() in YES
+        self.offline = any(environ.get(name, "").strip().lower() in YES for name in OFFLINE)
         self.api = HubApi(self.asked, environ, stall_s=stall_s, patience_s=patience_s)
         self._xet: dict[str, str] = {}
         self._only_xet: set[str] = set()

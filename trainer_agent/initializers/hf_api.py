@@ -71,7 +71,8 @@ class HubApi:
         self.uri = uri
         self.name = uri.name
         # AWS_CA_BUNDLE is for an S3 server's authority, and would shut out the Hub's.
-        self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s, bundles=("SSL_CERT_FILE",))
+        bundles = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+        self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s, bundles=bundles)
         self.endpoint = _endpoint(environ)
         self.token_name, self._token = _token(environ)
         self.patience_s = patience_s
@@ -93,8 +94,13 @@ class HubApi:
         revision = self.uri.revision or "main"
         if COMMIT.fullmatch(revision):
             return revision
-        url = self._api(f"revision/{quote(revision, safe='')}?expand=sha")
-        answer = self._json(url)
+        url = self._api(f"revision/{quote(revision, safe='')}")
+        try:
+            answer = self._json(f"{url}?expand=sha")
+        except FatalError as error:
+            if error.code != "hub-endpoint-invalid":
+                raise
+            answer = self._json(url)  # Artifactory's Hub knows no such question (huggingface_hub #2974)
         commit = answer.get("sha") if isinstance(answer, dict) else None
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise self._no_hub(url, "names no commit")
@@ -299,7 +305,7 @@ def _endpoint(environ: Mapping[str, str]) -> str:
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or parts.username or parts.query or parts.fragment:
+    if not good or "@" in parts.netloc or parts.query or parts.fragment:
         # Not shown: what is wrong with it may be a password.
         hint = "write it as https://host or http://host:port"
         raise FatalError("hub-endpoint-invalid", "HF_ENDPOINT is not the address of a server", hint=hint)

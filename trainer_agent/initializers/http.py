@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from trainer_agent.initializers.wire import Answer
 
-BUNDLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
+BUNDLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # What the system's exceptions mean here: the first is the kernel's time-out of a socket, the second Python's.

@@ -13,7 +13,7 @@ from trainer_agent.env import redact
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import STALL_S, ChangedError, TransientError, s3_xml
 from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, shown
-from trainer_agent.initializers.s3_credentials import Credentials, Keeper, choose, first
+from trainer_agent.initializers.s3_credentials import DOMAINS, Credentials, Keeper, choose, domain_of, first
 from trainer_agent.initializers.sigv4 import quoted, sign
 from trainer_agent.log import get_logger
 
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
     from trainer_agent.initializers.http import Response, Stream
 
-ENDPOINTS = ("ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+ENDPOINTS = ("ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT")
 REGIONS = ("REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
 STYLES = ("auto", "path", "virtual")
-AMAZON = re.compile(r"\.amazonaws\.com(\.cn)?$")
+DOMAIN = "|".join(map(re.escape, DOMAINS.values()))
+AMAZON = re.compile(rf"\.({DOMAIN})$")
 # Its service by name, which is wherever a bucket is; other hosts of Amazon's are another way to it.
-SERVICE = re.compile(r"https://s3(?:[.-]([a-z]{2}(?:-[a-z]+)+-[0-9]))?\.amazonaws\.com(?:\.cn)?")
+SERVICE = re.compile(rf"https://s3(?:[.-]([a-z]{{2,4}}(?:-[a-z]+)+-[0-9]))?\.({DOMAIN})")
+# Google's sends what is stored compressed as it is to those who can take it; to others it unpacks it, and neither size
+# nor checksum are as listed.
+GOOGLE = re.compile(r"(^|\.)storage\.googleapis\.com$")
 # A label of a host name; with dots in it Amazon's certificate would not match.
 HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 # A path segment that HTTP clients resolve away, unless its dots are encoded.
@@ -58,19 +62,20 @@ class Bucket:
     def __init__(self, name: str, environ: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
         self.name = name
         self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
-        named = _endpoint(environ)
+        named = _endpoint(environ, bucket=name)
         service = SERVICE.fullmatch(named)
         self.endpoint = "" if service else named
         self.region = first(environ, *REGIONS) or (service and service[1]) or "us-east-1"
         self.virtual = self._is_virtual(environ)
-        foreign = bool(self.endpoint) and not AMAZON.search(urlsplit(self.endpoint).hostname or "")
+        host = urlsplit(self.endpoint).hostname or ""
+        self.unsigned = {"Accept-Encoding": "gzip"} if GOOGLE.search(host) else {}
+        foreign = bool(self.endpoint) and not AMAZON.search(host)
         self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=foreign))
 
     @property
     def service(self) -> str:
         """The address of the service, without the bucket."""
-        domain = "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
-        return self.endpoint or f"https://s3.{self.region}.{domain}"
+        return self.endpoint or f"https://s3.{self.region}.{domain_of(self.region)}"
 
     @property
     def host(self) -> str:
@@ -107,7 +112,7 @@ class Bucket:
         """Open a GET; whatever is not the object, or a part of it, is raised."""
         credentials, url = self.keeper.get(), self.url(key)
         signed = sign(credentials, "GET", url, headers=headers, region=self.region)
-        with self.http.stream(url, headers=signed) as answer:
+        with self.http.stream(url, headers=signed | self.unsigned) as answer:
             if answer.status not in {200, 206}:
                 self._refuse(key, answer.status, answer.headers, answer.error_body(), credentials)
             yield answer
@@ -140,9 +145,8 @@ class Bucket:
         credentials: Credentials | None,
     ) -> Response:
         url = self.url(key, query)
-        return self.http.request(
-            method, url, headers=sign(credentials, method, url, headers=headers, region=self.region)
-        )
+        signed = sign(credentials, method, url, headers=headers, region=self.region)
+        return self.http.request(method, url, headers=signed | (self.unsigned if method == "HEAD" else {}))
 
     def _move(self, answer: Response, asked: str) -> bool:
         """Return whether the bucket is in another region than the one that was asked; from now on that one is."""
@@ -199,6 +203,8 @@ def _deny(what: str, status: int, code: str, reason: str, credentials: Credentia
         raise FatalError("source-refused", message, hint=f"check {credentials.origin}, and ENDPOINT")
     if credentials is None:
         hint = "no credentials were found: give ACCESS_KEY_ID and SECRET_ACCESS_KEY, or a role"
+    elif code == "SecondLevelDomainForbidden":
+        hint = "set AWS_S3_ADDRESSING_STYLE=virtual"
     elif status in {401, 403}:
         hint = f"let {credentials.origin} do s3:ListBucket and s3:GetObject here"
     else:
@@ -215,18 +221,21 @@ def _clock(what: str, headers: Mapping[str, str]) -> RetryError:
     return RetryError("clock-skewed", f"{what}: this node's clock is off by {off} for the server", hint=hint)
 
 
-def _endpoint(environ: Mapping[str, str]) -> str:
-    """Return the endpoint that is set, empty for Amazon's."""
+def _endpoint(environ: Mapping[str, str], *, bucket: str) -> str:
+    """Return the endpoint that is set, empty for Amazon's, in any form that Kubeflow's opendal takes."""
     name = next((n for n in ENDPOINTS if environ.get(n, "").strip()), "")
     endpoint = first(environ, *ENDPOINTS).rstrip("/")
     if not endpoint:
         return ""
+    if ":" not in endpoint:  # one with a port may be meant for http
+        endpoint = f"https://{endpoint}"
+    endpoint = endpoint.replace(f"://{bucket}.", "://", 1)
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or parts.username or parts.query or parts.fragment:
+    if not good or "@" in parts.netloc or parts.query or parts.fragment:
         # Not shown: what is wrong with it may be a password.
         hint = "write it as https://host or http://host:port"
         raise FatalError("endpoint-invalid", f"{name} is not the address of a server", hint=hint)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError, s3_xml
 from trainer_agent.initializers.http import TRANSIENT, raise_transient
-from trainer_agent.initializers.s3_credentials import Credentials, first, moment, read_token
+from trainer_agent.initializers.s3_credentials import Credentials, domain_of, first, moment, read_token
 from trainer_agent.initializers.sigv4 import sign
 
 if TYPE_CHECKING:
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from trainer_agent.initializers.http import HttpClient, Response
 
-# The last is a web identity token that the kubelet is just about to replace.
-PASSING = frozenset({"Throttling", "ThrottlingException", "IDPCommunicationError", "ExpiredTokenException"})
+# The third is a web identity token that the kubelet is just about to replace; the last passes, too, by AWS's clients.
+PASSING = frozenset(
+    {"Throttling", "ThrottlingException", "ExpiredTokenException", "IDPCommunicationError", "InvalidIdentityToken"}
+)
 
 
 def assume(
@@ -47,8 +49,8 @@ def with_web_identity(environ: Mapping[str, str], http: HttpClient, *, region: s
 
 def endpoint(environ: Mapping[str, str], region: str) -> str:
     """Return the address of STS: the one that is set, else the region's own."""
-    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return first(environ, "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL").rstrip("/") or f"https://sts.{region}.{domain}"
+    own = first(environ, "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL").rstrip("/")
+    return own or f"https://sts.{region}.{domain_of(region)}"
 
 
 def _call(

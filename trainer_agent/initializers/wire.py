@@ -105,8 +105,8 @@ class Wire:
         target = UNSENDABLE.sub(
             lambda found: quote(found[0]), (parts.path or "/") + f"?{parts.query}" * bool(parts.query)
         )
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.netloc}", "Accept-Encoding: identity"]
-        lines += (f"{name}: {value}" for name, value in headers.items())
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.netloc}"]
+        lines += (f"{name}: {value}" for name, value in {"Accept-Encoding": "identity", **headers}.items())
         if CONTROL.search("".join(lines)):
             raise ValueError
         request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
