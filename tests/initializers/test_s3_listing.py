@@ -197,6 +197,7 @@ AMAZON = f"https://s3{COM}"
             {"ENDPOINT": "https://s3.eusc-de-east-1.amazonaws.eu"},
             "https://data.s3.eusc-de-east-1.amazonaws.eu/k",
         ),
+        ("data", {"ENDPOINT": "https://s3.c2s.ic.gov"}, "https://s3.c2s.ic.gov/data/k"),
         ("data", {"ENDPOINT": "http://minio:9000/"}, "http://minio:9000/data/k"),
         ("data", {"AWS_ENDPOINT_URL": "https://x/base"}, "https://x/base/data/k"),
         ("data", {"AWS_ENDPOINT_URL_S3": "https://a", "AWS_ENDPOINT_URL": "https://b"}, "https://a/data/k"),

@@ -63,6 +63,17 @@ def test_a_profile_that_cannot_serve(home, name, why):
     assert ("profile-unusable", f"AWS_PROFILE={name} {why}") == (caught.value.code, caught.value.message)
 
 
+def test_a_home_of_somebody_else_says_nothing(home):
+    """As with HOME=/root and another user; one that is named and there must be readable."""
+    credentials = f"{home['HOME']}/.aws/credentials"
+
+    assert taken({"HOME": credentials}) is None  # a file, so that nothing in it can be opened
+    assert "default%secret" == taken(home | {"AWS_CONFIG_FILE": "/no/such/file"}).secret_key
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        with pytest.raises(FatalError, match="cannot be read as a file of AWS profiles"):
+            taken(home | {name: f"{credentials}/x"})
+
+
 def test_a_file_that_is_none_is_not_shown(home, tmp_path):
     (tmp_path / ".aws" / "credentials").write_text("aws_secret_access_key = hunter22")
 

@@ -64,8 +64,8 @@ class Bucket:
         self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
         named = _endpoint(environ, bucket=name)
         service = SERVICE.fullmatch(named)
-        self.endpoint = "" if service else named
         self.region = first(environ, *REGIONS) or (service and service[1]) or "us-east-1"
+        self.endpoint = "" if service and service[2] == domain_of(self.region) else named
         self.virtual = self._is_virtual(environ)
         host = urlsplit(self.endpoint).hostname or ""
         self.unsigned = {"Accept-Encoding": "gzip"} if GOOGLE.search(host) else {}

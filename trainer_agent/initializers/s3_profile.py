@@ -38,27 +38,26 @@ def from_profile(environ: Mapping[str, str]) -> Credentials | None:
 
 def _section(environ: Mapping[str, str], name: str) -> Mapping[str, str]:
     """Return what both files say of a profile; that of the credentials wins."""
-    home = Path(environ.get("HOME") or "/root")
-    files = (
-        (first(environ, "AWS_CONFIG_FILE") or str(home / ".aws" / "config"), f"profile {name}"),
-        (first(environ, "AWS_SHARED_CREDENTIALS_FILE") or str(home / ".aws" / "credentials"), name),
-    )
+    files = (("AWS_CONFIG_FILE", "config", f"profile {name}"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name))
     found: dict[str, str] = {}
-    for path, title in files:
-        parsed = _parsed(path)
+    for variable, usual, title in files:
+        parsed = _parsed(environ, variable, usual)
         for wanted in (title, name) if name == "default" else (title,):
             if parsed.has_section(wanted):
                 found |= {key: value.strip() for key, value in parsed.items(wanted)}
     return found
 
 
-def _parsed(path: str) -> configparser.RawConfigParser:
+def _parsed(environ: Mapping[str, str], variable: str, usual: str) -> configparser.RawConfigParser:
+    """Return a file's sections; none of one that is not there, or in somebody else's home."""
     parsed = configparser.RawConfigParser(default_section="", strict=False)
+    named = first(environ, variable)
+    path = Path(named or f"{environ.get('HOME') or '/root'}/.aws/{usual}")
     try:
-        parsed.read_string(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeError, configparser.Error):
+        parsed.read_string(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, configparser.Error) as error:
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and not named):
+            return parsed
         # Without `from`: the line that cannot be read may be a key.
         hint = "mount it so that this user may read it, or give ACCESS_KEY_ID and SECRET_ACCESS_KEY"
         raise FatalError("profile-unusable", f"{path} cannot be read as a file of AWS profiles", hint=hint) from None
