@@ -40,7 +40,7 @@ def gpu_link(context: Context) -> Outcome:
     reading = read_gpus(context, *groups, again=("pcie", "errors"), times=SAMPLES, pause_s=PAUSE_S)
     gpus = present(reading)
     whole = _trained(context, [gpu for gpu in gpus if not gpu.mig])  # in MIG mode there is neither NVLink nor P2P
-    gpus = [*whole, *(gpu for gpu in gpus if gpu.mig)]
+    gpus = sorted([*whole, *(gpu for gpu in gpus if gpu.mig)], key=lambda gpu: gpu.index)
     findings = [*_nvlink(whole), *_fabric(whole), *_p2p(whole)]
     findings += [*_pcie(reading, gpus, virtual=is_virtual(context)), *_risen(reading, gpus)]
     measured = {"gpus": [_measured(reading, gpu, gpus) for gpu in gpus], "not_read": unread(gpus, REPORTED)}
