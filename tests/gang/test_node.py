@@ -62,6 +62,18 @@ def door():
     found.close()
 
 
+@pytest.fixture
+def silent():
+    """A port, and three addresses at which it takes no more connections: what is sent to it is lost."""
+    with ExitStack() as held:
+        addresses, port = [f"127.0.0.{number}" for number in (2, 3, 4)], 0
+        for address in addresses:
+            listener = held.enter_context(socket.create_server((address, port), backlog=0))
+            port = listener.getsockname()[1]
+            held.enter_context(socket.create_connection((address, port)))
+        yield port, addresses
+
+
 def rank_zero(store, door, *, host=None, **planned):
     """Return rank 0 of two nodes."""
     side = MemorySide(store)
@@ -98,30 +110,19 @@ class Elsewhere(Host):
 
 
 @pytest.mark.lab
-def test_a_name_that_leads_elsewhere_is_no_matter_once_somebody_has_come(door):
+def test_a_name_that_leads_elsewhere_is_no_matter_once_somebody_has_come(door, silent):
     """Of two nodes nobody can tell who it is when the other is gone, and the name is not why."""
     store, found = MemoryStore(), {}
+    door.port, (address, *_) = silent
     node, _ = rank_zero(store, door, host=Elsewhere(), gang_timeout_s=LOST_S - 1)
     thread = threading.Thread(target=lambda: found.update(node.run()), daemon=True)
     thread.start()
     while "open" not in store.values:
         time.sleep(0.01)
-    Member(store, rank=1, born=BEGAN).join(hello(1, 2), attempt="", now=0.0, wall=time.time)
+    Member(store, rank=1, born=BEGAN).join(hello(1, 2, address=address), attempt="", now=0.0, wall=time.time)
     thread.join(LOST_S + 20)
 
     assert [("contact-lost", [])] == [(charge["code"], charge["culprits"]) for charge in found["charges"]]
-
-
-@pytest.fixture
-def silent():
-    """A port, and three addresses at which it takes no more connections: what is sent to it is lost."""
-    with ExitStack() as held:
-        addresses, port = [f"127.0.0.{number}" for number in (2, 3, 4)], 0
-        for address in addresses:
-            listener = held.enter_context(socket.create_server((address, port), backlog=0))
-            port = listener.getsockname()[1]
-            held.enter_context(socket.create_connection((address, port)))
-        yield port, addresses
 
 
 @pytest.mark.lab
