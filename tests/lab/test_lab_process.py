@@ -56,6 +56,7 @@ def test_without_being_pid_1_the_agent_becomes_torchrun(lab):
     """The same process, so whoever started it signals torchrun and reads torchrun's exit code."""
     container = lab[0].run(*UNDER_A_SHELL, AGENT, "launch", "--", str(SCRIPTS / "orphans.py"), env=KUBEFLOW)
     container.printed("five orphans")
+    eventually(lambda: len(children(container.pid)) == 1, what="the shell has reaped the orphans")
     (started,) = children(container.pid)  # the shell's own child: there is no agent in between
     python, *words = command_line(started)
     assert [TORCHRUN, "--standalone", "--nproc-per-node", "1", str(SCRIPTS / "orphans.py")] == words
