@@ -169,17 +169,31 @@ class Children:
         self.selector.register(child.fd, selectors.EVENT_READ, number)
         return number
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the calls that have not ended."""
+        return [child.pid for child in self.running.values()]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a call has something to say, at most so long."""
+        self.selector.select(seconds)
+
+    def ended(self) -> tuple[int, Answer] | None:
+        """Return the number and the answer of a call that has ended, None when there is none."""
+        ready = {key.data for key, _ in self.selector.select(0)}
+        for number, child in self.running.items():
+            if (number in ready and child.feed()) or child.left_s <= 0:
+                self.selector.unregister(child.fd)
+                answer = child.answer()
+                del self.running[number]
+                return number, answer
+        return None
+
     def next(self) -> tuple[int, Answer]:
         """Return the number and the answer of the next call that ends."""
-        while True:
-            pause = min(LONGEST_SLEEP_S, max(0.0, min(c.left_s for c in self.running.values())))
-            ready = {key.data for key, _ in self.selector.select(pause)}
-            for number, child in self.running.items():
-                if (number in ready and child.feed()) or child.left_s <= 0:
-                    self.selector.unregister(child.fd)
-                    answer = child.answer()
-                    del self.running[number]
-                    return number, answer
+        while (ended := self.ended()) is None:
+            self.wait(min(LONGEST_SLEEP_S, max(0.0, min(c.left_s for c in self.running.values()))))
+        return ended
 
 
 def _end(pids: Iterable[int]) -> None:

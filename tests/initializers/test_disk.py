@@ -1,30 +1,17 @@
 """When the disk is told, files are on it: what the kernel still holds back of each is asked of the kernel itself."""
 
-import ctypes
 import errno
 import os
 
 import pytest
+from fetching import held_back
 
 from trainer_agent.host import Host
 from trainer_agent.initializers import disk as module
 from trainer_agent.initializers.disk import ALONE_BYTES, BATCH_BYTES, MANY, Disk
 
-CACHESTAT = 451  # the same number on all architectures, since Linux 6.5
 CALM = "MemTotal:       24000000 kB\nDirty:              3000 kB\nWriteback:             0 kB\n"
 BUSY = CALM.replace("   3000 kB", "3000000 kB")
-
-
-def held_back(path):
-    """Return how many pages of a file are not on disk yet."""
-    fields = (ctypes.c_uint64 * 5)()  # cached, dirty, being written, …
-    span = (ctypes.c_uint64 * 2)(0, 0)
-    with path.open("rb") as file:
-        if ctypes.CDLL(None, use_errno=True).syscall(CACHESTAT, file.fileno(), span, fields, 0) != 0:
-            if ctypes.get_errno() != errno.ENOSYS or os.environ.get("CI") == "true":
-                raise OSError(ctypes.get_errno(), "cachestat")
-            pytest.skip("this kernel has no cachestat, which Linux 6.5 brought")
-    return fields[1] + fields[2]
 
 
 def host_with(tmp_path, meminfo):

@@ -11,6 +11,7 @@ from origin import BODY, Origin, Proxy, served
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.http import HttpClient, authorities, proxy_of
+from trainer_agent.isolation import isolated
 
 ADDRESS_HINT = "check the address, and that this pod may reach it (NetworkPolicy, proxy)"
 BUNDLE_HINT = "check that the certificate is mounted in this container"
@@ -181,6 +182,21 @@ def test_threads_have_connections_of_their_own(client, origin):
         thread.join()
     assert [BODY] * 4 == bodies
     assert 4 == origin.connections
+
+
+def test_a_forked_process_has_connections_of_its_own(client, origin):
+    """Else the two would take each other's answers; it works in threads, as a transfer does."""
+
+    def in_thread():
+        thread = threading.Thread(target=read, args=[client, f"{origin.url}/whole"])
+        thread.start()
+        thread.join()
+
+    read(client, f"{origin.url}/whole")
+    isolated(in_thread, timeout_s=10)
+    assert BODY == read(client, f"{origin.url}/whole")
+
+    assert 2 == origin.connections
 
 
 @pytest.mark.parametrize("path", ["cut", "stalled"])

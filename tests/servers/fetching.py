@@ -1,9 +1,13 @@
 """Fetch from a scripted source, and look at what lies there afterwards."""
 
+import ctypes
+import errno
 import hashlib
+import os
 import random
 import threading
 
+import pytest
 from memory_source import PIECE
 
 from trainer_agent.host import Host
@@ -11,6 +15,7 @@ from trainer_agent.initializers.fetch import Bounds, fetch
 from trainer_agent.initializers.order import Order
 
 MIB = 1 << 20
+CACHESTAT = 451  # the same number on all architectures, since Linux 6.5
 BLOCK = random.Random(1).randbytes(MIB)
 # When an idle stream takes the second half of a range, the first has a piece or two at hand that are not needed.
 AT_HAND = 32 * PIECE
@@ -37,6 +42,18 @@ def tree(directory):
         for path in files
         if not (name := path.relative_to(directory).as_posix()).startswith(".trainer-agent/")
     }
+
+
+def held_back(path):
+    """Return how many pages of a file are not on disk yet."""
+    fields = (ctypes.c_uint64 * 5)()  # cached, dirty, being written, …
+    span = (ctypes.c_uint64 * 2)(0, 0)
+    with path.open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).syscall(CACHESTAT, file.fileno(), span, fields, 0) != 0:
+            if ctypes.get_errno() != errno.ENOSYS or os.environ.get("CI") == "true":
+                raise OSError(ctypes.get_errno(), "cachestat")
+            pytest.skip("this kernel has no cachestat, which Linux 6.5 brought")
+    return fields[1] + fields[2]
 
 
 def hidden(directory):

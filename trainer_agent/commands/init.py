@@ -13,7 +13,7 @@ import click
 from trainer_agent.commands.names import Names
 from trainer_agent.commands.seconds import Seconds
 from trainer_agent.errors import AgentError, ExitCode, FatalError, RetryError
-from trainer_agent.initializers import CLEANUP_S, SERVICES, shown_uri
+from trainer_agent.initializers import CLEANUP_S, KILLED_HINT, SERVICES, TIMEOUT_HINT, shown_uri
 from trainer_agent.isolation import CrashedError, TimedOutError, contained
 from trainer_agent.log import get_logger
 from trainer_agent.status import reporting
@@ -242,13 +242,12 @@ def _fetch_contained(
     try:
         done: Summary = contained(lambda: _fetch_here(kinds, bounds, tell), grace_s=GRACE_S, timeout_s=timeout_s)
     except TimedOutError as error:
-        hint = "raise --timeout, or look at the source and the volume; what has arrived is kept"
-        raise RetryError("fetch-timeout", f"the time is up: {error}", hint=hint) from error
+        raise RetryError("fetch-timeout", f"the time is up: {error}", hint=TIMEOUT_HINT) from error
     except CrashedError as error:
         if error.trace:
             raise
-        hint = "if it was for memory, raise the container's limit or lower --streams; what has arrived is kept"
-        raise RetryError("fetch-killed", f"the fetch was ended from outside: {error}", hint=hint) from error
+        message = f"the fetch was ended from outside: {error}"
+        raise RetryError("fetch-killed", message, hint=KILLED_HINT) from error
     return done
 
 

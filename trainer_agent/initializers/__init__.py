@@ -38,6 +38,8 @@ STALL_S = 30.0
 PATIENCE_S = 120.0
 # How long a service that did not come up takes to remove what it has made.
 CLEANUP_S = 15.0
+TIMEOUT_HINT = "raise --timeout, or look at the source and the volume; what has arrived is kept"
+KILLED_HINT = "if it was for memory, raise the container's limit or lower --streams; what has arrived is kept"
 # The directory of our own in a destination: unfinished files, journal, record, lock.
 HIDDEN = ".trainer-agent"
 

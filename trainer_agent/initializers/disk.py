@@ -71,6 +71,11 @@ class Disk:
         self._lock = threading.Lock()
         self._early: threading.Thread | None = None
         self._error: OSError | None = None
+        self._leaves = False
+
+    def leave_to_another(self, *, lost: Callable[[], None]) -> None:
+        """In a forked child: leave to the parent what is put on disk together (`arrived`, `take_over`)."""
+        self._leaves, self.lost = True, lost
 
     def take(self, fd: int, path: Path, size: int) -> None:
         """
@@ -88,11 +93,22 @@ class Disk:
             with self._telling():
                 os.close(copy)  # clients of object stores may know no fsync, and upload what is closed
             return
+        if not self._leaves:
+            self.take_over(path, size)
+            self.arrived(size)
+
+    def take_over(self, path: Path, size: int) -> None:
+        """Take a closed file that a child has written, to be put on disk with the others if it was not yet."""
+        if self.together and size < ALONE_BYTES:
+            with self._lock:
+                self._waiting.append(path)
+                self._size += size
+
+    def arrived(self, size: int) -> None:
+        """Begin to put on disk what has come, once it is enough."""
         with self._lock:
-            self._waiting.append(path)
-            self._size += size
             self._fresh += size
-            if self._fresh < BATCH_BYTES or (self._early and self._early.is_alive()):
+            if not self.together or self._fresh < BATCH_BYTES or (self._early and self._early.is_alive()):
                 return
             self._fresh = 0
             self._early = threading.Thread(target=self._begin, name="disk", daemon=True)

@@ -21,9 +21,8 @@ from trainer_agent.initializers.delivery import PARTS, Delivery
 from trainer_agent.initializers.disk import NO_ROOM
 from trainer_agent.initializers.lock import NoClaim, claimed
 from trainer_agent.initializers.progress import Progress
-from trainer_agent.initializers.streams import SMALL_BYTES, Streams
+from trainer_agent.initializers.shares import LOADER, Shares
 from trainer_agent.initializers.summary import Summary
-from trainer_agent.initializers.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +33,12 @@ if TYPE_CHECKING:
     from trainer_agent.initializers.order import Order
 
 MOST_STREAMS = 128
+# Amazon's S3 answers 5,500 requests a second and prefix, which three or four processes bring.
+MOST_PROCESSES = 8
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DISK_MARGIN_BYTES = 16 << 20  # for the file system's own bookkeeping
-# Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB.
-BASE_BYTES, STREAM_BYTES = 72 << 20, 1 << 20
+# Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB, another process up to 15 MB.
+BASE_BYTES, STREAM_BYTES, PROCESS_BYTES = 72 << 20, 1 << 20, 24 << 20
 M_ARENA_MAX = -8
 # What a file system says to a name that it cannot have.
 NO_NAME = frozenset({errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG})
@@ -52,12 +53,14 @@ class Bounds:
         streams: most connections at once.
         timeout_s: seconds in all, waiting for another agent included.
         attempts: failures in a row of one range that end the fetch.
+        processes: most that fetch small files, this one included.
     """
 
     streams: int = MOST_STREAMS
     timeout_s: float = 6 * 3600.0
     # With pauses that double up to 20 s this is more than a minute of trying.
     attempts: int = 10
+    processes: int = MOST_PROCESSES
 
 
 def fetch(
@@ -96,7 +99,7 @@ def fetch(
                 delivery.claim.check()
 
         with summary.phase("transfer"):
-            _transfer(deliveries, check, bounds=_within_memory(bounds, host), deadline=deadline, tell=tell)
+            _transfer(deliveries, check, bounds=_within_limits(bounds, host), deadline=deadline, tell=tell)
         with summary.phase("publish"):
             check()
             for delivery in deliveries:
@@ -126,7 +129,7 @@ def _forget(deliveries: Sequence[Delivery]) -> None:
 
 def _survey(deliveries: Sequence[Delivery]) -> None:
     # Loading what hashes takes as long as the first answer of a far server.
-    threading.Thread(target=digests.load, name="load", daemon=True).start()
+    threading.Thread(target=digests.load, name=LOADER, daemon=True).start()
     for delivery in deliveries:
         with _writing(delivery):
             delivery.survey()
@@ -145,24 +148,27 @@ def _transfer(
     if not files:
         return
     size = sum(file.to_come for file in files)
-    small = size / len(files) <= SMALL_BYTES
     # The largest begin first: the small ones then fill the streams that the end of a large one leaves idle.
     groups = [sorted(d.incoming, key=lambda f: f.entry.size, reverse=True) for d in deliveries]
-    transfer = Transfer(
-        groups, streams=Streams(bounds.streams, small=small), deadline=deadline, attempts=bounds.attempts
+    shares = Shares(
+        groups,
+        processes=bounds.processes,
+        streams=bounds.streams,
+        deadline=deadline,
+        attempts=bounds.attempts,
     )
-    with Progress(size=size, files=len(files), tell=tell) as progress:
+    with shares, Progress(size=size, files=len(files), tell=tell) as progress:
 
-        def tick(transfer: Transfer) -> None:
+        def tick() -> None:
             check()
-            progress.update(moved=transfer.moved, files=len(transfer.done), streams=transfer.streams.allowed)
+            progress.update(moved=shares.moved, files=shares.files, streams=shares.streams)
 
         try:
-            transfer.run(tick)
+            shares.run(tick)
         except OSError:
-            if transfer.failed is None:  # it was about something else, such as the log
+            if shares.failed is None:  # it was about something else, such as the log
                 raise
-            with _writing(next(d for d in deliveries if transfer.failed in d.incoming)):
+            with _writing(next(d for d in deliveries if shares.failed in d.incoming)):
                 raise
 
 
@@ -224,12 +230,15 @@ def _few_arenas() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def _within_memory(bounds: Bounds, host: Host) -> Bounds:
-    """Return the bounds with as many streams as the memory of this container allows."""
-    left = read_limits(host).memory_left
+def _within_limits(bounds: Bounds, host: Host) -> Bounds:
+    """Return the bounds with as many streams and processes as this container allows."""
+    limits = read_limits(host)
+    processes, left = min(bounds.processes, max(1, int(limits.cpus))), limits.memory_left
     if left is None:
-        return bounds
-    return replace(bounds, streams=max(1, min(bounds.streams, (left - BASE_BYTES) // STREAM_BYTES)))
+        return replace(bounds, processes=processes)
+    streams = max(1, min(bounds.streams, (left - BASE_BYTES) // STREAM_BYTES))
+    more = max(0, left - BASE_BYTES - streams * STREAM_BYTES) // PROCESS_BYTES
+    return replace(bounds, streams=streams, processes=min(processes, 1 + more))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Connections are kept; nothing is retried or redirected here, that is the caller'
 from __future__ import annotations
 
 import email.utils
+import os
 import re
 import time
 from contextlib import closing, contextmanager
@@ -73,7 +74,8 @@ class HttpClient:
         self.bundles = bundles
         self.stall_s = stall_s
         self.connections = connections
-        self._pools: dict[str, urllib3.PoolManager] = {}
+        # By process, too: a forked child must not use its parent's connections.
+        self._pools: dict[tuple[int, str], urllib3.PoolManager] = {}
         self._wires: dict[str, Wire | None] = {}  # by origin; None where only urllib3 will do
 
     def request(
@@ -159,14 +161,15 @@ class HttpClient:
             if urllib3.util.parse_url(url).scheme is None:
                 raise urllib3.exceptions.LocationValueError
         proxy = proxy_of(url, self.environ)
-        if proxy not in self._pools:
+        key = (os.getpid(), proxy)
+        if key not in self._pools:
             settings: dict[str, Any] = {
                 "maxsize": self.connections,
                 "timeout": urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self.stall_s),
                 "ca_certs": str(authorities(self.environ, self.bundles) or "") or None,
             }
-            self._pools[proxy] = _through(proxy, settings) if proxy else urllib3.PoolManager(**settings)
-        return self._pools[proxy]
+            self._pools[key] = _through(proxy, settings) if proxy else urllib3.PoolManager(**settings)
+        return self._pools[key]
 
 
 class Stream(Protocol):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LOCK = "lock"
 LEASE = "lease"
+RENEWER = "lease"  # the thread
 UNSUPPORTED = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 LOG_EVERY_S = 10.0
 # A lease has about 150 bytes; a longer one makes no sense.
@@ -204,7 +205,7 @@ def claimed(
         claim = Claim(directory, lock=f"{boot}:{os.fstat(fd).st_dev}" if known else "", times=times)
         try:
             _take_lease(claim, wait)
-            threading.Thread(target=claim.keep_renewing, name="lease", daemon=True).start()
+            threading.Thread(target=claim.keep_renewing, name=RENEWER, daemon=True).start()
             yield claim
         finally:
             claim.end()
