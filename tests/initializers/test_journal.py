@@ -89,6 +89,17 @@ def test_a_kill_anywhere_loses_at_most_the_last_line(tmp_path):
         assert saved(tmp_path)["dir/file"].ranges[80] == (100, None)
 
 
+def test_what_another_process_was_killed_in_takes_no_line_with_it(tmp_path):
+    """Others of the same fetch go on writing until they hear of it."""
+    journal = Journal(tmp_path, uri="s3://bucket/data", boot="boot-1")
+    with journal.path.open("ab") as file:
+        file.write(b'["range","dir/fi')
+    journal.range_done(ENTRY, 0, 40, None)
+    journal.close()
+
+    assert {0: (40, None)} == saved(tmp_path)["dir/file"].ranges
+
+
 NONSENSE = [
     b"null",
     b"[]",

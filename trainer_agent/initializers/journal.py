@@ -86,8 +86,6 @@ class Journal:
         self._load(uri, boot)
         self._fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._earlier = os.fstat(self._fd).st_size > 0  # there has been an attempt
-        # The newline ends what a kill may have cut.
-        os.write(self._fd, b"\n")
         self._append(["open", SCHEMA, uri, boot])
 
     def range_done(self, entry: Entry, start: int, stop: int, digest: tuple[str, int] | None) -> None:
@@ -112,8 +110,9 @@ class Journal:
         os.close(self._fd)
 
     def _append(self, line: list[Any]) -> None:
-        # One write to the end of a file is not torn apart by those of other threads.
-        os.write(self._fd, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        # One write to the end of a file is not torn apart by those of others. The first newline ends what
+        # the kill of another process may have cut.
+        os.write(self._fd, f"\n{json.dumps(line, separators=(',', ':'))}\n".encode())
 
     def _load(self, uri: str, boot: str) -> None:
         same_boot = same_source = False
