@@ -1,5 +1,6 @@
 """Many small files are fetched by several processes, and nobody can tell by what lies there."""
 
+import errno
 import os
 import resource
 import signal
@@ -97,6 +98,27 @@ def test_there_are_no_more_processes_than_help(destination, tmp_path, change, ex
     bring(dict(list(SMALL.items())[:count]), destination, log, **change)
 
     assert expected == len(log.pids)
+
+
+def test_where_there_are_no_more_processes_one_fetches_all(destination, tmp_path):
+    """As a limit of processes (RLIMIT_NPROC, pids.max) has it."""
+    log = Log(tmp_path / "log")
+
+    def run():
+        fork, forks = os.fork, []
+
+        def refused():
+            forks.append(fork)
+            if len(forks) > 1:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return fork()
+
+        os.fork = refused
+        fetch([order(Memory(SMALL, hook=log), destination)], host=Machine(), bounds=Bounds(timeout_s=60))
+        return len(forks)
+
+    assert 3 == contained(run, grace_s=1)
+    assert (SMALL, 2) == (tree(destination), len(log.pids))
 
 
 def test_what_an_earlier_attempt_left_is_taken_up(destination, tmp_path):
@@ -209,7 +231,7 @@ def test_others_end_with_the_one_that_began(slow):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
-    eventually(lambda: not any(is_alive(one) for one in log.pids), what="all have ended")
+    assert eventually(lambda: not any(is_alive(one) for one in log.pids), what="all have ended")
 
 
 def test_what_comes_is_counted_everywhere(destination, tmp_path):

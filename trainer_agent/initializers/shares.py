@@ -26,6 +26,7 @@ from trainer_agent.initializers.lock import RENEWER
 from trainer_agent.initializers.streams import SMALL_BYTES, Streams
 from trainer_agent.initializers.transfer import TICK_S, Transfer
 from trainer_agent.isolation import Children, CrashedError, TimedOutError
+from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 LEAST_FILES = 250
 LEAST_STREAMS = 8
 LATE_S = 2.0  # a share has said by then that the time is up
-COUNTS = 3  # of each child: bytes, files, streams
+BYTES, FILES, STREAMS = range(3)  # what each child counts
+COUNTS = 3
 LOADER = "load"
 
 
@@ -75,10 +77,10 @@ class Shares:
     ) -> None:
         self.deadline = deadline
         self.attempts = attempts
-        self.streams_each, own, shares = _deal(groups, streams, processes)
-        self._shares = [[file for group in share for file in group] for share in shares]
-        self._transfers = [self._transfer(share, self.streams_each) for share in shares]
-        self._own = self._transfer(own, streams - self.streams_each * len(shares))
+        self._streams = streams
+        self._own_groups, self._others = _deal(groups, streams, processes)
+        self._shares: list[list[Incoming]] = []
+        self._disks = list({id(group[0].disk): group[0].disk for group in groups if group}.values())
         self._failed: Incoming | None = None
         self._children = Children()
         # Each child writes its own; the kernel's pages are all zero.
@@ -86,10 +88,11 @@ class Shares:
         self._flushed = 0
 
     def __enter__(self) -> Self:
+        each = _streams_of_others(self._streams, self._own_groups, self._others)
         try:
-            for number, transfer in enumerate(self._transfers):
-                run = partial(self._in_child, number, transfer, parent=os.getpid())
-                self._children.start(run, self.deadline + LATE_S - time.monotonic())
+            for groups in self._others:
+                self._fork(groups, each)
+            self._own = self._transfer(self._own_groups, self._streams - each * len(self._shares))
         except BaseException:
             self._children.__exit__()
             raise
@@ -101,17 +104,17 @@ class Shares:
     @property
     def moved(self) -> int:
         """Bytes from the sources, those that came twice too."""
-        return self._own.moved + sum(self._counts[0 : COUNTS * len(self._shares)][::COUNTS])
+        return self._own.moved + self._sum(BYTES)
 
     @property
     def files(self) -> int:
         """Files that are whole."""
-        return len(self._own.done) + sum(self._counts[1 : COUNTS * len(self._shares)][::COUNTS])
+        return len(self._own.done) + self._sum(FILES)
 
     @property
     def streams(self) -> int:
         """Connections that may be open."""
-        return self._own.streams.allowed + sum(self._counts[2 : COUNTS * len(self._shares)][::COUNTS])
+        return self._own.streams.allowed + self._sum(STREAMS)
 
     @property
     def failed(self) -> Incoming | None:
@@ -140,29 +143,38 @@ class Shares:
             self._children.wait(TICK_S)
             look()
 
+    def _fork(self, groups: Sequence[Sequence[Incoming]], streams: int) -> None:
+        """Have a child fetch these, or do so ourselves where no more processes may be had."""
+        files, transfer = [file for group in groups for file in group], self._transfer(groups, streams)
+        run = partial(self._in_child, len(self._shares), files, transfer, parent=os.getpid())
+        try:
+            self._children.start(run, self.deadline + LATE_S - time.monotonic())
+        except OSError as error:
+            get_logger().info("fetching by fewer processes", reason=error.strerror)
+            self._own_groups = [[*own, *more] for own, more in zip(self._own_groups, groups, strict=True)]
+        else:
+            self._shares.append(files)
+
     def _transfer(self, groups: Sequence[Sequence[Incoming]], streams: int) -> Transfer:
         sizes = [file.to_come for group in groups for file in group]
         small = sum(sizes) <= SMALL_BYTES * len(sizes)
         return Transfer(groups, streams=Streams(streams, small=small), deadline=self.deadline, attempts=self.attempts)
 
-    def _in_child(self, number: int, transfer: Transfer, *, parent: int) -> _Outcome:
+    def _in_child(self, number: int, files: list[Incoming], transfer: Transfer, *, parent: int) -> _Outcome:
         """Fetch a share; return what became of it."""
         gc.freeze()  # else the first collection would copy whatever is shared
-        files, counts = self._shares[number], self._counts[COUNTS * number : COUNTS * (number + 1)]
-        disks = {id(file.disk): file.disk for file in files}.values()
-        outcome = _Outcome()
+        counts, outcome = self._counts[COUNTS * number : COUNTS * (number + 1)], _Outcome()
 
         def forget(lost: Callable[[], None]) -> None:
             outcome.forgotten = True
             lost()
 
-        for disk in disks:
+        for disk in self._disks:
             disk.leave_to_another(lost=partial(forget, disk.lost))
 
         def tick(transfer: Transfer) -> None:
-            counts[0], counts[1], counts[2] = transfer.moved, len(transfer.done), transfer.streams.allowed
-            if _is_stopped(parent):  # and renews no lease
-                os.kill(os.getpid(), signal.SIGSTOP)
+            counts[BYTES], counts[FILES], counts[STREAMS] = transfer.moved, len(transfer.done), transfer.streams.allowed
+            _follow(parent)
 
         try:
             transfer.run(tick)
@@ -201,11 +213,15 @@ class Shares:
         raise answer.error
 
     def _write_back(self) -> None:
-        """Have the disk begin with what others have written."""
-        arrived = sum(self._counts[0 : COUNTS * len(self._shares)][::COUNTS])
-        for disk in {id(file.disk): file.disk for share in self._shares for file in share[:1]}.values():
+        """Have the disks begin with what others have written."""
+        arrived = self._sum(BYTES)
+        for disk in self._disks:
             disk.arrived(arrived - self._flushed)
         self._flushed = arrived
+
+    def _sum(self, what: int) -> int:
+        """Return a count of all others."""
+        return sum(self._counts[COUNTS * number + what] for number in range(len(self._shares)))
 
 
 def _is_small(file: Incoming) -> bool:
@@ -215,18 +231,32 @@ def _is_small(file: Incoming) -> bool:
 
 def _deal(
     groups: Sequence[Sequence[Incoming]], streams: int, processes: int
-) -> tuple[int, list[list[Incoming]], list[list[list[Incoming]]]]:
-    """Return how many streams each other process gets, and the files of this one and of the others."""
+) -> tuple[list[list[Incoming]], list[list[list[Incoming]]]]:
+    """Return the files of this process and of each other one."""
     small = [[file for file in group if _is_small(file)] for group in groups]
-    processes = min(processes, sum(map(len, small)) // LEAST_FILES, streams // LEAST_STREAMS)
     rest = [[file for file in group if not _is_small(file)] for group in groups]
+    processes = min(processes, sum(map(len, small)) // LEAST_FILES, streams // LEAST_STREAMS)
     if processes < 2 or not _may_fork():
-        return 0, [list(group) for group in groups], []
-    others = processes - 1
-    if any(rest):  # which keep this process busy
-        return streams // 2 // others, rest, [[group[n::others] for group in small] for n in range(others)]
-    first, *shares = ([group[n::processes] for group in small] for n in range(processes))
-    return streams // processes, first, shares
+        return [list(group) for group in groups], []
+    if _is_busy(rest, small, processes):
+        others = processes - 1
+        return rest, [[group[number::others] for group in small] for number in range(others)]
+    first, *shares = ([group[number::processes] for group in small] for number in range(processes))
+    return [[*large, *more] for large, more in zip(rest, first, strict=True)], shares
+
+
+def _is_busy(rest: Sequence[Sequence[Incoming]], small: Sequence[Sequence[Incoming]], processes: int) -> bool:
+    """Return whether what only this process may fetch is more than its share."""
+    own, others = (sum(file.to_come for group in groups for file in group) for groups in (rest, small))
+    return own * (processes - 1) > others
+
+
+def _streams_of_others(
+    streams: int, own: Sequence[Sequence[Incoming]], others: Sequence[Sequence[Sequence[Incoming]]]
+) -> int:
+    """Return how many connections each other process gets: half of all where this one has what needs them."""
+    has_large = not all(_is_small(file) for group in own for file in group)
+    return streams // 2 // max(1, len(others)) if has_large else streams // (len(others) + 1)
 
 
 def _may_fork() -> bool:
@@ -235,7 +265,10 @@ def _may_fork() -> bool:
     return {thread.name for thread in threading.enumerate()} <= {threading.main_thread().name, RENEWER, LOADER}
 
 
-def _is_stopped(pid: int) -> bool:
+def _follow(parent: int) -> None:
+    """Stop with the one that began, as nobody renews the lease then; end where it did before the kernel could tell."""
+    if os.getppid() != parent:
+        os._exit(1)
     with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
-    return False
+        if Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}:
+            os.kill(os.getpid(), signal.SIGSTOP)
