@@ -37,6 +37,28 @@ def test_one_fast_answer_is_enough_to_be_near():
     assert streams.allowed == 16
 
 
+@pytest.mark.parametrize(
+    "first_byte_s,most,expected",
+    [(0.0004, 64, 4), (0.0004, 3, 3), (0.004, 64, 16), (0.004, 8, 8), (0.030, 256, 128)],
+)
+def test_few_streams_fetch_tiny_files_from_a_server_next_door(first_byte_s, most, expected):
+    """They would only wait for the interpreter; one that is a little further away gets the usual number."""
+    streams = Streams(most, small=True, tiny=True)
+    for _ in range(20):
+        streams.first_byte(first_byte_s)
+
+    assert streams.allowed == expected
+
+
+def test_connecting_does_not_make_a_server_next_door_a_far_one():
+    """The first answer on each connection waits for the connection, too."""
+    streams = Streams(64, small=True, tiny=True)
+    for seconds in (*[0.005] * 4, *[0.0004] * 20):
+        streams.first_byte(seconds)
+
+    assert streams.allowed == 4
+
+
 def drive(streams, rate_of, *, seconds):
     """Tick ten times a second on a server that moves `rate_of(streams)` bytes a second; return the levels seen."""
     now, moved, seen = 0.0, 0.0, [streams.allowed]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 from trainer_agent.errors import AgentError, RetryError
 from trainer_agent.initializers import KILLED_HINT, TIMEOUT_HINT, digests
 from trainer_agent.initializers.lock import RENEWER
-from trainer_agent.initializers.streams import SMALL_BYTES, Streams
+from trainer_agent.initializers.streams import SMALL_BYTES, TINY_BYTES, Streams
 from trainer_agent.initializers.transfer import TICK_S, Transfer
 from trainer_agent.isolation import Children, CrashedError, TimedOutError
 from trainer_agent.log import get_logger
@@ -157,8 +157,9 @@ class Shares:
 
     def _transfer(self, groups: Sequence[Sequence[Incoming]], streams: int) -> Transfer:
         sizes = [file.to_come for group in groups for file in group]
-        small = sum(sizes) <= SMALL_BYTES * len(sizes)
-        return Transfer(groups, streams=Streams(streams, small=small), deadline=self.deadline, attempts=self.attempts)
+        small, tiny = sum(sizes) <= SMALL_BYTES * len(sizes), max(sizes, default=0) <= TINY_BYTES
+        allowed = Streams(streams, small=small, tiny=tiny)
+        return Transfer(groups, streams=allowed, deadline=self.deadline, attempts=self.attempts)
 
     def _in_child(self, number: int, files: list[Incoming], transfer: Transfer, *, parent: int) -> _Outcome:
         """Fetch a share; return what became of it."""
