@@ -10,8 +10,8 @@ GB = 10**9
 @pytest.mark.parametrize(
     "first_byte_s,small,most,expected",
     [
-        (0.001, False, 64, 16),
-        (0.001, True, 64, 16),
+        (0.001, False, 64, 4),
+        (0.001, True, 64, 4),
         (0.030, False, 64, 32),
         (0.030, True, 64, 64),
         (0.030, True, 256, 128),
@@ -20,7 +20,7 @@ GB = 10**9
     ],
 )
 def test_the_first_bytes_say_how_far_the_server_is(first_byte_s, small, most, expected):
-    """Sixteen for a near one, more for a far one, never more than allowed."""
+    """A few for a near one, more for a far one, never more than allowed."""
     streams = Streams(most, small=small)
     for _ in range(8):
         streams.first_byte(first_byte_s)
@@ -34,15 +34,15 @@ def test_one_fast_answer_is_enough_to_be_near():
     for seconds in (0.5, 0.5, 0.002, *[0.5] * 20):
         streams.first_byte(seconds)
 
-    assert streams.allowed == 16
+    assert streams.allowed == 4
 
 
 @pytest.mark.parametrize(
     "first_byte_s,most,expected",
     [(0.0004, 64, 4), (0.0004, 3, 3), (0.004, 64, 16), (0.004, 8, 8), (0.030, 256, 128)],
 )
-def test_few_streams_fetch_tiny_files_from_a_server_next_door(first_byte_s, most, expected):
-    """They would only wait for the interpreter; one that is a little further away gets the usual number."""
+def test_tiny_files_need_more_streams_as_soon_as_the_server_is_not_next_door(first_byte_s, most, expected):
+    """A stream waits longer for the first byte of a tiny file than it takes for all others."""
     streams = Streams(most, small=True, tiny=True)
     for _ in range(20):
         streams.first_byte(first_byte_s)
@@ -59,13 +59,59 @@ def test_connecting_does_not_make_a_server_next_door_a_far_one():
     assert streams.allowed == 4
 
 
+@pytest.mark.parametrize(
+    "busy,cpus,tiny,most,expected",
+    [
+        (0.3, 2.0, False, 64, 16),  # a server that caps each connection
+        (1.2, 2.0, False, 64, 4),
+        (1.2, 16.0, False, 64, 16),  # the others may work, too
+        (0.3, 2.0, False, 8, 8),
+        (0.6, 16.0, True, 64, 4),  # the interpreter is busy, whatever there is beside it
+        (0.1, 16.0, True, 64, 16),
+        (0.1, 0.5, True, 64, 16),
+        (0.3, 0.5, True, 64, 4),
+    ],
+)
+def test_more_streams_use_a_processor_that_is_idle(busy, cpus, tiny, most, expected):
+    """Where it is busy with a few, others would only take it from each other."""
+    streams = Streams(most, small=True, tiny=tiny, cpus=cpus)
+    for tick in range(10):
+        streams.tick(tick / 10, tick, tick / 10 * busy)
+
+    assert streams.allowed == expected
+
+
+def test_an_instant_says_nothing_about_the_processor():
+    """Ticks also come whenever a file has ended."""
+    streams = Streams(64, small=False, cpus=2.0)
+    for tick in range(10):
+        streams.tick(tick / 10, tick, tick / 10)
+        streams.tick(tick / 10 + 0.001, tick, tick / 10)
+
+    assert streams.allowed == 4
+
+
+def test_a_busy_server_is_not_asked_for_more_by_an_idle_processor():
+    """It asked for fewer; nothing is tried for a while."""
+    streams = Streams(64, small=False, cpus=2.0)
+    streams.slow_down(0.0)
+    for tick in range(100):
+        streams.tick(tick / 10, tick, 0.0)
+
+    assert streams.allowed == 2
+
+
 def drive(streams, rate_of, *, seconds):
-    """Tick ten times a second on a server that moves `rate_of(streams)` bytes a second; return the levels seen."""
+    """
+    Tick ten times a second on a server that moves `rate_of(streams)` bytes a second; return the levels seen.
+
+    Each GB takes a second of a processor.
+    """
     now, moved, seen = 0.0, 0.0, [streams.allowed]
     for _ in range(int(seconds * 10)):
         now += 0.1
         moved += rate_of(streams.allowed) / 10
-        streams.tick(now, int(moved))
+        streams.tick(now, int(moved), moved / GB)
         if streams.allowed != seen[-1]:
             seen.append(streams.allowed)
     return seen
@@ -73,12 +119,14 @@ def drive(streams, rate_of, *, seconds):
 
 def test_streams_grow_where_each_is_limited():
     """80 MB/s a connection without latency: more streams bring more, until the wire is full."""
-    assert drive(Streams(64, small=False), lambda n: min(n * 80e6, 2.5 * GB), seconds=15) == [16, 24, 36, 54, 36]
+    streams = Streams(64, small=False, cpus=2.0)
+
+    assert drive(streams, lambda n: min(n * 80e6, 2.5 * GB), seconds=15) == [4, 16, 24, 36, 54, 36]
 
 
 def test_streams_go_back_where_more_bring_nothing():
     """A saturated server is probed once, then left alone for a while."""
-    assert drive(Streams(64, small=False), lambda n: 1.0 * GB, seconds=15) == [16, 24, 16]
+    assert drive(Streams(64, small=False), lambda n: 1.0 * GB, seconds=15) == [4, 6, 4]
 
 
 def test_a_busy_server_gets_half():

@@ -54,6 +54,7 @@ class Bounds:
         timeout_s: seconds in all, waiting for another agent included.
         attempts: failures in a row of one range that end the fetch.
         processes: most that fetch small files, this one included.
+        cpus: that they may use.
     """
 
     streams: int = MOST_STREAMS
@@ -61,6 +62,7 @@ class Bounds:
     # With pauses that double up to 20 s this is more than a minute of trying.
     attempts: int = 10
     processes: int = MOST_PROCESSES
+    cpus: float = 1.0
 
 
 def fetch(
@@ -153,6 +155,7 @@ def _transfer(
     shares = Shares(
         groups,
         processes=bounds.processes,
+        cpus=bounds.cpus,
         streams=bounds.streams,
         deadline=deadline,
         attempts=bounds.attempts,
@@ -233,9 +236,11 @@ def _few_arenas() -> None:
 def _within_limits(bounds: Bounds, host: Host) -> Bounds:
     """Return the bounds with as many streams and processes as this container allows."""
     limits = read_limits(host)
-    processes, left = min(bounds.processes, max(1, int(limits.cpus))), limits.memory_left
+    left = limits.memory_left
+    processes = min(bounds.processes, max(1, int(limits.cpus)))
+    bounds = replace(bounds, processes=processes, cpus=limits.cpus)
     if left is None:
-        return replace(bounds, processes=processes)
+        return bounds
     streams = max(1, min(bounds.streams, (left - BASE_BYTES) // STREAM_BYTES))
     more = max(0, left - BASE_BYTES - streams * STREAM_BYTES) // PROCESS_BYTES
     return replace(bounds, streams=streams, processes=min(processes, 1 + more))

@@ -67,18 +67,27 @@ class Shares:
     Args:
         groups: the files of each source, in the order in which they begin.
         processes: the most, this one included; there are fewer for few files.
+        cpus: that they may use.
         streams: most connections of all together.
         deadline: on the monotonic clock.
         attempts: failures in a row of one range that end the transfer.
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[Incoming]], *, processes: int, streams: int, deadline: float, attempts: int
+        self,
+        groups: Sequence[Sequence[Incoming]],
+        *,
+        processes: int,
+        cpus: float,
+        streams: int,
+        deadline: float,
+        attempts: int,
     ) -> None:
         self.deadline = deadline
         self.attempts = attempts
         self._streams = streams
         self._own_groups, self._others = _deal(groups, streams, processes)
+        self._cpus = cpus
         self._shares: list[list[Incoming]] = []
         self._disks = list({id(group[0].disk): group[0].disk for group in groups if group}.values())
         self._failed: Incoming | None = None
@@ -158,7 +167,7 @@ class Shares:
     def _transfer(self, groups: Sequence[Sequence[Incoming]], streams: int) -> Transfer:
         sizes = [file.to_come for group in groups for file in group]
         small, tiny = sum(sizes) <= SMALL_BYTES * len(sizes), max(sizes, default=0) <= TINY_BYTES
-        allowed = Streams(streams, small=small, tiny=tiny)
+        allowed = Streams(streams, small=small, tiny=tiny, cpus=self._cpus)
         return Transfer(groups, streams=allowed, deadline=self.deadline, attempts=self.attempts)
 
     def _in_child(self, number: int, files: list[Incoming], transfer: Transfer, *, parent: int) -> _Outcome:

@@ -106,7 +106,7 @@ class Transfer:
                 self._wake.wait(TICK_S)
                 self._wake.clear()
                 now = time.monotonic()
-                self.streams.tick(now, self.moved)
+                self.streams.tick(now, self.moved, time.process_time())
                 tick(self)
                 if now > self.deadline:
                     hint = "raise --timeout, or look at the source; what has arrived is kept for the next attempt"
