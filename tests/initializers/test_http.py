@@ -10,7 +10,7 @@ from origin import BODY, Origin, Proxy, served
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError
-from trainer_agent.initializers.http import HttpClient, authorities, proxy_of
+from trainer_agent.initializers.http import HttpClient, authorities
 from trainer_agent.isolation import isolated
 
 ADDRESS_HINT = "check the address, and that this pod may reach it (NetworkPolicy, proxy)"
@@ -338,26 +338,6 @@ def test_a_proxy_that_nobody_can_use_is_refused(proxy):
     client = HttpClient({"HTTP_PROXY": proxy})
 
     assert (FatalError, "proxy-invalid", message, hint) == failure(client.request, "GET", "http://127.0.0.1:1/")
-
-
-@pytest.mark.parametrize(
-    "environ,proxy",
-    [
-        ({}, ""),
-        ({"HTTP_PROXY": "http://p:1"}, ""),
-        ({"HTTPS_PROXY": "http://p:1"}, "http://p:1"),
-        ({"HTTPS_PROXY": "http://p:1", "https_proxy": "http://small:1"}, "http://small:1"),
-        ({"HTTPS_PROXY": "p:1"}, "http://p:1"),
-        ({"HTTPS_PROXY": ""}, ""),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, ""),
-        ({"HTTPS_PROXY": "http://p:1", "no_proxy": ".example.com"}, ""),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, ""),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "s3.example.com:9000"}, ""),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "other.com, ple.com"}, "http://p:1"),
-    ],
-)
-def test_the_proxy_of_an_address(environ, proxy):
-    assert proxy == proxy_of("https://user@s3.example.com:9000/bucket", environ)
 
 
 def test_a_token_with_a_line_break_is_refused_and_not_shown(client, origin):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from trainer_agent.bundle import own_authorities
 from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import STALL_S, NoRangesError, TransientError
+from trainer_agent.initializers.proxies import proxy_of
 from trainer_agent.initializers.wire import (
     BUFFER_BYTES,
     CONNECT_TIMEOUT_S,
@@ -290,22 +291,6 @@ def authorities(environ: Mapping[str, str], bundles: Sequence[str] = BUNDLES) ->
         hint = "check that the certificate is mounted in this container"
         raise FatalError("bundle-unreadable", f"{name}={path} cannot be read: {reason}", hint=hint) from error
     return path
-
-
-def proxy_of(url: str, environ: Mapping[str, str]) -> str:
-    """Return the proxy for `url` after the usual variables; small letters win, as everywhere."""
-    from urllib.parse import urlsplit
-    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
-
-    parts = urlsplit(url)
-    proxies = {
-        name: environ.get(f"{name}_proxy") or environ.get(f"{name.upper()}_PROXY") or ""
-        for name in ("http", "https", "no")
-    }
-    if proxies["no"] and proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):
-        return ""
-    proxy = proxies.get(parts.scheme, "")
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _through(proxy: str, settings: Mapping[str, Any]) -> urllib3.ProxyManager:
