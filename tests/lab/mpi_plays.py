@@ -23,6 +23,7 @@ RUNS_S = 90.0
 THREE = ["job1-node-0-0", "job1-node-0-1", "job1-node-0-2"]
 FOUR = sorted([*THREE, LAUNCHER])
 HANGS = -1
+FAN_OUT = ("OMPI_MCA_routed_radix", "PRTE_MCA_rml_base_radix", "I_MPI_HYDRA_BRANCH_COUNT")  # of versions 4 and 5
 OF_KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
 
 
@@ -133,6 +134,13 @@ def three_workers(play: Play) -> str:
     job = ready(play)
     play.began = time.monotonic()
     container = (job.plain if play.how == "plain" else job.launch)(*script("who"))
+    return play.ran(container, hosts=THREE, size=6)
+
+
+def many_hosts(play: Play) -> str:
+    """More hosts than the launcher calls by itself (64 or 128): daemons of workers then call others, here with two."""
+    job = ready(play)
+    container = play.started(job, *script("who"), env=dict.fromkeys(FAN_OUT, "1"))
     return play.ran(container, hosts=THREE, size=6)
 
 
@@ -311,6 +319,7 @@ def ordinary_user(play: Play) -> str:
 
 BEGINNINGS: dict[str, Callable[[Play], str]] = {
     "three workers": three_workers,
+    "many hosts": many_hosts,
     "the SDK's command": sdk,
     "all-reduce": all_reduce,
     "launcher as node": launcher_takes_part,

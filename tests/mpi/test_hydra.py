@@ -51,6 +51,7 @@ def test_words_for_ssh_are_variables():
     assert () == ssh_args(plan())
     mpich = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": "-o A=b"}
     intel = {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o A=b", "I_MPI_PIN": "0"}
+    intel["I_MPI_HYDRA_BRANCH_COUNT"] = "1"
     assert (mpich, intel) == (env(plan(), PLACE), env(plan(kind="intel"), PLACE))
 
 

@@ -14,7 +14,8 @@ from trainer_agent.mpi.plan import SHIM, Place, Plan
 
 HOSTS = Hostfile((Entry("n-0.job", 2),))
 PLACE = Place("/shm/hostfile", ("-o", "A=b", "-p", "22"))
-SSH = ("--mca", "plm_rsh_args", "-o A=b -p 22")
+SSH = ("--mca", "plm_rsh_args", "-o A=b -p 22", "--prtemca", "rml_base_radix", "1")
+SSH_4 = (*SSH[:3], "--mca", "routed_radix", "1")
 FQDN = ("--mca", "orte_keep_fqdn_hostnames", "true")
 RANKS = ("-x", "TRAINER_AGENT_RANKS")
 START = ("python3", "-IS", str(SHIM))
@@ -34,7 +35,7 @@ def plan(line, *, version="5.0.11", environ=None, **settings):
             "mpirun app",
             {"version": "4.1.4", "root": True},
             (
-                *("--allow-run-as-root", "--hostfile", "/shm/hostfile", *SSH, *FQDN, "--bind-to", "none", *RANKS),
+                *("--allow-run-as-root", "--hostfile", "/shm/hostfile", *SSH_4, *FQDN, "--bind-to", "none", *RANKS),
                 *(*START, "app"),
             ),
         ),
@@ -81,7 +82,8 @@ def test_the_command(line, settings, expected):
 
 def test_no_words_for_ssh():
     """Where all ranks are here, nothing is said of ssh."""
-    assert "plm_rsh_args" not in argv(plan("mpirun app"), Place("/h", ()))
+    command = argv(plan("mpirun app"), Place("/h", ()))
+    assert {"plm_rsh_args", "rml_base_radix"}.isdisjoint(command)
 
 
 @pytest.mark.parametrize("word", ["--bind-to core", "--bind-to=core", "--bind-to-socket", "--cpu-set 1", "-rf file"])

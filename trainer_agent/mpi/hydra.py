@@ -42,6 +42,8 @@ def env(plan: Plan, place: Place) -> dict[str, str]:
     if plan.implementation.kind == "mpich":
         return {**own, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": words}
     own |= {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": words}
+    # Else workers call the others where there are many (128), without the launcher's key.
+    own["I_MPI_HYDRA_BRANCH_COUNT"] = str(len(plan.hosts.entries))
     if not any(name in own for name in PINNING):
         own["I_MPI_PIN"] = "0"  # else the visible cores are divided among the ranks, whatever the pod's quota
     return own

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trainer_agent.mpi.plan import Place, Plan
 
 SSH_ARGS = ("plm_rsh_args", "plm_ssh_args")
+# How many daemons each one calls. By default, 64: those of workers call the others, without the launcher's key.
+FAN_OUT, FAN_OUT_5 = ("--mca", "routed_radix"), ("--prtemca", "rml_base_radix")
 
 
 def ssh_args(plan: Plan) -> tuple[str, ...]:
@@ -28,7 +30,8 @@ def argv(plan: Plan, place: Place) -> tuple[str, ...]:
         words.append("--allow-run-as-root")
     words += ["--hostfile", place.hostfile]
     if place.ssh_args:
-        words += ["--mca", "plm_rsh_args", " ".join(place.ssh_args)]
+        fan_out = FAN_OUT if plan.implementation.major < 5 else FAN_OUT_5
+        words += ["--mca", "plm_rsh_args", " ".join(place.ssh_args), *fan_out, str(len(plan.hosts.entries))]
     if plan.implementation.major < 5:  # else it cuts names at their first dot
         words += ["--mca", "orte_keep_fqdn_hostnames", "true"]
     if not asked.has("bind-to", "bind-to-core", "bind-to-socket", "rankfile", "rf", "cpu-set", "cpu-list"):
