@@ -1,21 +1,12 @@
 """Everything that gpu-health can find."""
 
+from preflight_checks._recovery import RECOVERY
 from preflight_checks._xids import XIDS
 from trainer_agent.check import Rule
 from trainer_agent.errors import Action, Severity
 
 CORDON = "cordon this node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if it comes back, replace the board"
 NEXT_RESET = "nothing now: reset the GPU when the node is free"
-# NVML_GPU_RECOVERY_ACTION_*
-RECOVERIES = {
-    1: "a reset of the GPU",
-    2: "a reboot of the node",
-    3: "P2P to be drained",
-    4: "a drain and a reset of the GPU",
-    5: "the IMEX domain to be recovered",
-    6: "a reset of the bus",
-    7: "a reboot of the system",
-}
 
 GONE = Rule(
     "gpu-lost",
@@ -23,13 +14,6 @@ GONE = Rule(
     hint="cordon this node, look at `dmesg | grep -i xid`, and reset the GPU or reboot",
     action=Action.RESCHEDULE,
     source="NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED",
-)
-RECOVERY = Rule(
-    "gpu-recovery-wanted",
-    when="the driver asks for a reset, a reboot or a drain (recovery action other than 0; from driver 570 on)",
-    hint="cordon this node and do what the driver asks for, which the message names",
-    action=Action.RESCHEDULE,
-    source="NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; nvidia-resiliency-ext fails on it",
 )
 REMAP_FAILED = Rule(
     "row-remap-failed",

@@ -285,8 +285,8 @@ GROUPS: dict[str, dict[str, Callable[[Any, Any], Any]]] = {
         "name": _plain("nvmlDeviceGetName", to=_text),
         "mig": _mig,
     },
+    "recovery": {"recovery_action": _field(230)},  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from driver 570 on
     "state": {
-        "recovery_action": _field(230),  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from driver 570 on
         "persistence": _plain("nvmlDeviceGetPersistenceMode", to=bool),
         "compute_mode": _plain("nvmlDeviceGetComputeMode"),
         "vbios": _plain("nvmlDeviceGetVbiosVersion", to=_text),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from preflight_checks import _xids
+from preflight_checks import _recovery, _xids
 from preflight_checks._gpu_reading import listen, read_all
 from preflight_checks._gpus import Gpu, NvmlHungError, Said, found_by_rule, present, read
 from preflight_checks._probes import NoTorchError, ProbeError, ask_side_by_side
@@ -19,7 +19,7 @@ from trainer_agent.guarded import END_S
 from trainer_agent.isolation import run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer_agent.errors import Finding
     from trainer_agent.guarded import Ended
@@ -83,7 +83,7 @@ NOT_JUDGED = Rule(
 )
 Row = tuple[Rule, Said]  # what was said of a GPU, by the rule that says it
 Sample = tuple[float, dict[int, Gpu]]  # when, and what NVML said of each GPU by its index
-RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, NOT_JUDGED, *_xids.XIDS)
+RULES = (FAILED, NOT_READY, MISMATCH, MEMORY, HUNG, NOT_JUDGED, *_xids.XIDS, _recovery.RECOVERY)
 BY_KIND = {"failed": FAILED, "not-ready": NOT_READY, "mismatch": MISMATCH, "memory": MEMORY}
 
 
@@ -214,8 +214,18 @@ def run(
         raise probes.error
     work = _sorted(wanted, probes.value, probe_s, little=probe == "cuda")
     samples, xids = sampled[0].value if sampled and not sampled[0].error else ([], [])
-    findings = [*work.findings, *_xids.judge(xids, {target.gpu.index: target.gpu for target in wanted})]
+    gpus = {target.gpu.index: target.gpu for target in wanted}
+    findings = [*work.findings, *_xids.judge(xids, gpus), *found_by_rule(_recoveries(gpus, samples))]
     return Work(work.answers, work.broken, findings, samples)
+
+
+def _recoveries(gpus: Mapping[int, Gpu], samples: Sequence[Sample]) -> Iterator[Row]:
+    """What the driver asks for since the GPUs worked; what it asked for before is for gpu-health to say."""
+    first, last = (samples[0][1], samples[-1][1]) if samples else ({}, {})
+    for index, gpu in gpus.items():
+        if index in first and index in last and last[index].recovery_action != first[index].recovery_action:
+            for rule, text, evidence in _recovery.wanted(last[index]):
+                yield rule, (gpu, text, evidence)
 
 
 def _asked(
@@ -238,11 +248,11 @@ def _sampled(context: Context, again: Sequence[str], stop: mmap.mmap) -> tuple[l
     """
     In a child: read NVML again and again, and hear XIDs; return both.
 
-    Counters that rise are read only at both ends, as there are many of them.
+    Counters that rise, and the recovery that is wanted, are read only at both ends.
     """
     heard = listen()
     place = mmap.mmap(-1, 128)
-    counters = ("ecc", "errors", "heat")
+    counters = ("ecc", "errors", "heat", "recovery")
 
     def look(*groups: str) -> Sample:
         reading = read_all(groups, again=(), times=1, pause=lambda: None, place=place)

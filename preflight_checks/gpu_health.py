@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preflight_checks import _gpu_health_rules as known
-from preflight_checks import _xids
+from preflight_checks import _recovery, _xids
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
 from preflight_checks._gpus import READ_S, found_by_rule, found_on, gpu_check, models, read_gpus, unread
 from trainer_agent.check import Context, Outcome
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer_agent.check import Rule
     from trainer_agent.errors import Finding
 
-GROUPS = ("state", "rows", "ecc", "sram", "xid")
+GROUPS = ("recovery", "state", "rows", "ecc", "sram", "xid")
 DRIVER_FILES = "/proc/driver/nvidia/gpus"  # a directory for each GPU of this container, by PCI address
 PAUSE_S = 0.3
 LISTEN_S = 0.1
@@ -47,14 +47,18 @@ REPORTED = (
 def gpu_health(context: Context) -> Outcome:
     """Is every GPU healthy: does it answer, is its memory sound, does the driver ask for nothing?"""
     limits = thresholds(context)
-    reading = read_gpus(context, *GROUPS, again=("ecc",), times=2, pause_s=PAUSE_S)
+    reading = read_gpus(context, *GROUPS, again=("recovery", "ecc"), times=2, pause_s=PAUSE_S)
     findings = [
         *_gone(context, reading),
         *_xids.judge(reading.xids, {gpu.index: gpu for gpu in reading.gpus}),
         *_differing(reading.gpus),
     ]
     gone = {gpu.index for sample in reading.samples for gpu in sample if gpu.gone}
-    pairs = [(a, b) for a, b in zip(*reading.samples, strict=True) if a.index not in gone]
+    pairs = [
+        (replace(first, recovery_action=later.recovery_action), later)  # what is wanted in the end
+        for first, later in zip(*reading.samples, strict=True)
+        if first.index not in gone
+    ]
     findings += found_by_rule(
         (rule, (gpu, text, evidence))
         for gpu, later in pairs
@@ -106,10 +110,7 @@ def _differing(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _driver(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, Any]]]:
-    if gpu.recovery_action:
-        words = known.RECOVERIES.get(gpu.recovery_action, "something that this program does not know")
-        text = f"the driver asks for {words} (recovery action {gpu.recovery_action}), wanted 0"
-        yield known.RECOVERY, text, {"recovery_action": gpu.recovery_action}
+    yield from _recovery.wanted(gpu)
     if gpu.repair_pending:
         yield known.REPAIR, "a repair of a memory channel or TPC waits for a reset, wanted none", {}
 

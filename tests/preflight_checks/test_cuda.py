@@ -151,6 +151,16 @@ def test_nvml_is_read_until_the_probes_end(nvml_standin, tmp_path):
     assert None not in ends
 
 
+@pytest.mark.parametrize("before, expected", [(0, [("error", "gpu-recovery-wanted", [1])]), (4, [])])
+def test_a_recovery_that_the_work_brings_about(nvml_standin, tmp_path, before, expected):
+    """What was wanted before is for gpu-health to say; a GPU that has no work here is nobody's concern."""
+    scenario = h100_sxm(3).field(230, 4, from_call=2).field(230, before, gpu=1).field(230, 4, gpu=1, from_call=2)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    how = {"scenario": scenario.field(230, 4, gpu=0), "count": 3, "environ": environ}
+
+    assert expected == rows(work_on(nvml_standin, cuda, tmp_path, **how))
+
+
 @pytest.mark.parametrize("visible", ["0", uuid(0)])
 def test_a_gpu_that_is_named_gives_one_of_its_instances(nvml_standin, tmp_path, visible):
     """CUDA takes the first one; which that is, NVML does not say."""

@@ -138,6 +138,15 @@ def test_a_recovery_that_nobody_knows_yet(nvml_standin, tmp_path):
     assert "something that this program does not know (recovery action 99), wanted 0" in only(outcome).message
 
 
+@pytest.mark.parametrize("actions, expected", [((0, 1), ["gpu-recovery-wanted"]), ((3, 0), [])])
+def test_the_last_recovery_that_is_wanted_counts(nvml_standin, tmp_path, actions, expected):
+    """The driver may ask for one while the check runs, or be content again; the report has the same."""
+    scenario = h100_sxm(1).field(230, actions[0]).field(230, actions[1], from_call=2)
+    outcome = health_on(nvml_standin, scenario, tmp_path)
+
+    assert (expected, actions[1]) == (codes(outcome), outcome.measurements["gpus"][0]["recovery_action"])
+
+
 def test_a_gpu_that_wants_a_reset_says_so(nvml_standin, tmp_path):
     """In NVML's words."""
     outcome = health_on(nvml_standin, FAULTS["reset-required"](h100_sxm(), 3), tmp_path)
