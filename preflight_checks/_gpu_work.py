@@ -214,9 +214,15 @@ def run(
         raise probes.error
     work = _sorted(wanted, probes.value, probe_s, little=probe == "cuda")
     samples, xids = sampled[0].value if sampled and not sampled[0].error else ([], [])
-    gpus = {target.gpu.index: target.gpu for target in wanted}
+    gpus = _whole(wanted, samples)
     findings = [*work.findings, *_xids.judge(xids, gpus), *found_by_rule(_recoveries(gpus, samples))]
     return Work(work.answers, work.broken, findings, samples)
+
+
+def _whole(wanted: Sequence[Target], samples: Sequence[Sample]) -> dict[int, Gpu]:
+    """Return the GPUs of the targets by index: where that is an instance, NVML names the GPU that it is a part of."""
+    told = samples[0][1] if samples else {}
+    return {target.gpu.index: told.get(target.gpu.index, target.gpu) for target in wanted}
 
 
 def _recoveries(gpus: Mapping[int, Gpu], samples: Sequence[Sample]) -> Iterator[Row]:

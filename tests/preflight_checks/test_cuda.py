@@ -161,6 +161,22 @@ def test_a_recovery_that_the_work_brings_about(nvml_standin, tmp_path, before, e
     assert expected == rows(work_on(nvml_standin, cuda, tmp_path, **how))
 
 
+def test_an_xid_names_the_gpu_and_not_one_of_its_instances(nvml_standin, tmp_path):
+    """Which of them it was, the index does not say."""
+    instances = Accelerators("mig", 2, "NVML: 2 MIG instances")
+    how = {"scenario": mig().raises(79, gpu=0), "count": 1, "accelerators": instances}
+
+    message = f"GPU 0 ({uuid(0)}, 00000000:53:00.0): XID 79 while this check ran, wanted none"
+    assert message == only(work_on(nvml_standin, cuda, tmp_path, **how)).message
+
+
+def test_an_xid_of_a_gpu_without_work_here_is_none(nvml_standin, tmp_path):
+    """It may be another tenant's."""
+    how = {"scenario": h100_sxm(3).raises(94, gpu=2), "count": 3, "environ": {"CUDA_VISIBLE_DEVICES": "0,1"}}
+
+    assert [] == rows(work_on(nvml_standin, cuda, tmp_path, **how))
+
+
 @pytest.mark.parametrize("visible", ["0", uuid(0)])
 def test_a_gpu_that_is_named_gives_one_of_its_instances(nvml_standin, tmp_path, visible):
     """CUDA takes the first one; which that is, NVML does not say."""

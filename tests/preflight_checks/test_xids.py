@@ -41,6 +41,17 @@ def test_an_error_of_nvlink_that_may_be_fatal_is_a_warning(xid):
     assert [("warning", "gpu-xid-nvlink")] == judged(xid)
 
 
+def test_a_gpu_that_others_use_is_nobodys_concern_here():
+    """The driver tells root of all GPUs of a node."""
+    assert [] == _xids.judge([(5, 79)], GPUS)
+
+
+def test_a_gpu_that_nobody_knows_may_be_one_of_these():
+    (finding,) = _xids.judge([(-1, 79)], GPUS)
+
+    assert ("gpu-xid", "an unknown GPU: XID 79 while this check ran, wanted none") == (finding.code, finding.message)
+
+
 def test_each_number_is_of_one_kind():
     numbers = [number for kind, _ in _xids.KINDS for number in kind]
 
