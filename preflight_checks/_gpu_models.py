@@ -59,12 +59,13 @@ class Model:
         Return whether fewer lanes of PCIe than the maximum are a fault for certain.
 
         NVML's maximum may be the card's own and not that of its slot. Cards of one name have slots alike in a server;
-        in a workstation, whose cards come without ECC, they may not.
+        in a workstation, whose cards come without ECC, they may not, nor in a virtual machine, where only boards do.
 
         Args:
             beside_whole: whether another GPU of its name here has all of its lanes.
         """
-        return (self.sxm and not virtual) or (self.ecc and beside_whole)
+        alike = self.sxm if virtual else self.ecc
+        return (self.sxm and not virtual) or (alike and beside_whole)
 
 
 # Links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);

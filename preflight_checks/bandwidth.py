@@ -45,7 +45,8 @@ HOST = Rule(
 NARROW = Rule(
     "pcie-narrow-under-load",
     when="PCIe has fewer lanes than NVML's maximum while data goes over it: a GPU on a board of SXM that is not in a "
-    "virtual machine, or one beside another of its name that has them all; a warning for all others",
+    "virtual machine, or one beside another of its name that has them all, in a virtual machine only on such a board; "
+    "a warning for all others",
     hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
     action=Action.RESCHEDULE,
     source="NVML's current and maximal width of the link; the maximum may be the card's alone",

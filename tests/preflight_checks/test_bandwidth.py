@@ -161,6 +161,7 @@ def test_a_virtual_machine_and_an_unknown_model_only_warn():
         (H100, 1, True, "error"),
         ("NVIDIA L4", None, False, "warning"),
         ("NVIDIA L4", 1, False, "error"),
+        ("NVIDIA L4", 1, True, "warning"),
         ("NVIDIA GeForce RTX 4090", 1, False, "warning"),
         ("Z1", 1, False, "warning"),
     ],
