@@ -91,7 +91,7 @@ PCIE_NARROW = Rule(
     "pcie-narrow",
     when="PCIe has fewer lanes than NVML's maximum, in every sample: a GPU on a board of SXM that is not in a virtual "
     "machine, or one beside another of its name that has them all, in a virtual machine only on such a board; a "
-    "warning for all others",
+    "warning for all others, info for cards in a virtual machine none of which has them all",
     hint="reseat the board or its riser; until then cordon this node",
     action=Action.RESCHEDULE,
     source="the number of lanes does not go down when a link is idle; the maximum may be the card's alone, and not "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import FatalError, Severity
 from trainer_agent.isolation import IsolatedError, isolated
 
 if TYPE_CHECKING:
@@ -54,18 +54,21 @@ class Model:
         """Return the name for people: what may be left out is, and what may be anything is a star."""
         return re.sub(r"\\d\+|\.\*", "*", re.sub(r"\([^)]*\)\?", "", self.pattern)).replace("\\", "")
 
-    def lanes_certain(self, *, virtual: bool, beside_whole: bool) -> bool:
+    def lanes_severity(self, *, virtual: bool, beside_whole: bool) -> Severity:
         """
-        Return whether fewer lanes of PCIe than the maximum are a fault for certain.
+        Return how much fewer lanes of PCIe than the maximum weigh: an error is a fault for certain, info by design.
 
         NVML's maximum may be the card's own and not that of its slot. Cards of one name have slots alike in a server;
         in a workstation, whose cards come without ECC, they may not, nor in a virtual machine, where only boards do.
+        There, single cards come with half of their lanes by design (AWS g6: an L4 with 8; aws-k8s-tester #806).
 
         Args:
             beside_whole: whether another GPU of its name here has all of its lanes.
         """
         alike = self.sxm if virtual else self.ecc
-        return (self.sxm and not virtual) or (alike and beside_whole)
+        if (self.sxm and not virtual) or (alike and beside_whole):
+            return Severity.ERROR
+        return Severity.INFO if virtual and not (self.sxm or beside_whole) else Severity.WARNING
 
 
 # Links: NVIDIA's data sheets; 12 of 18 on H100 NVL by design (azurehpc-health-checks #162);

@@ -46,7 +46,7 @@ NARROW = Rule(
     "pcie-narrow-under-load",
     when="PCIe has fewer lanes than NVML's maximum while data goes over it: a GPU on a board of SXM that is not in a "
     "virtual machine, or one beside another of its name that has them all, in a virtual machine only on such a board; "
-    "a warning for all others",
+    "a warning for all others, info for cards in a virtual machine none of which has them all",
     hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
     action=Action.RESCHEDULE,
     source="NVML's current and maximal width of the link; the maximum may be the card's alone",
@@ -87,7 +87,7 @@ def bandwidth(context: Context) -> Outcome:
         if not target.instance:  # an instance has a part of everything
             rows += _memory(work, target, answer, limits)
             rows += _links(work, target, answer, limits=limits, virtual=virtual)
-    measured = [_measured(work, target, answer) for target, answer in work.answers]
+    measured = [_measured(work, target, answer, virtual=virtual) for target, answer in work.answers]
     findings = [*work.findings, *_gpu_work.spoken(rows)]
     notes = dict(work.notes)
     if context.options.profile == "deep" and len(work.answers) > 1 and not work.answers[0][0].instance:
@@ -99,14 +99,14 @@ def bandwidth(context: Context) -> Outcome:
     )
 
 
-def _measured(work: Work, target: Target, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(work: Work, target: Target, answer: Mapping[str, Any], *, virtual: bool) -> dict[str, Any]:
     names = ("memory_gbps", "h2d_gbps", "d2h_gbps")
     measured = target.measured | {name: answer[name] for name in names if name in answer}
     if target.instance:
         return measured
     if peak := target.gpu.model.memory_gbps:
         measured["expected_memory_gbps"] = peak
-    if peak := _peak(work, target, answer):
+    if peak := _peak(work, target, answer, virtual=virtual):
         measured |= {f"expected_{name}": peak for name in names[1:] if name in answer}
     if answer["not_done"]:
         measured["not_done"] = answer["not_done"]
@@ -146,12 +146,19 @@ def _link(work: Work, target: Target, answer: Mapping[str, Any]) -> list[Gpu]:
     return work.during(target, answer["host_window"]) if _over_pcie(target, answer) else []
 
 
-def _peak(work: Work, target: Target, answer: Mapping[str, Any]) -> float | None:
-    """Return what the link can do at most, by board and slot: at any moment the same."""
+def _of_lanes(work: Work, target: Target, *, virtual: bool) -> Severity:
+    """Return how much it weighs that a GPU has fewer lanes than it could have."""
+    return target.gpu.model.lanes_severity(virtual=virtual, beside_whole=_beside_whole(work, target))
+
+
+def _peak(work: Work, target: Target, answer: Mapping[str, Any], *, virtual: bool) -> float | None:
+    """Return what the link can do at most, by board and slot; by the lanes that it has where they are few by design."""
     ends = work.ends(target)
     if not ends or not _over_pcie(target, answer):
         return None
     lane, width = LANE_GBPS.get(ends[1].pcie_generation_max or 0), ends[1].pcie_width_max
+    if _of_lanes(work, target, virtual=virtual) is Severity.INFO:
+        width = _lanes(_link(work, target, answer))[0] or width
     return lane * width if lane and width else None
 
 
@@ -176,10 +183,11 @@ def _links(
     severity = Severity.ERROR if certain else Severity.WARNING
     lanes, all_lanes = _lanes(samples)
     narrow, whole = 0 < lanes < all_lanes, 0 < all_lanes <= lanes
-    fails = target.gpu.model.lanes_certain(virtual=virtual, beside_whole=_beside_whole(work, target))
-    of_lanes = Severity.ERROR if fails else Severity.WARNING
-    if peak := _peak(work, target, answer):
-        of_speed = severity if whole or (fails and not narrow) else of_lanes
+    of_lanes = _of_lanes(work, target, virtual=virtual)
+    if peak := _peak(work, target, answer, virtual=virtual):
+        fails = of_lanes is Severity.ERROR
+        known = severity if whole or fails else Severity.WARNING
+        of_speed = of_lanes if fails and narrow else known
         yield from _host(target, answer, peak=peak, severity=of_speed, limits=limits)
     if narrow:
         text = f"PCIe has {lanes} lanes while data goes over it, wanted {all_lanes}"

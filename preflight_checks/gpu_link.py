@@ -189,8 +189,8 @@ def _pcie(reading: Reading, gpus: Sequence[Gpu], *, virtual: bool) -> list[Findi
     for gpu in judged:
         if 0 < width[gpu.index] < (gpu.pcie_width_max or 0):
             text = f"PCIe has {width[gpu.index]} lanes, wanted {gpu.pcie_width_max}"
-            certain = gpu.model.lanes_certain(virtual=virtual, beside_whole=gpu.name in whole)
-            rule = replace(known.PCIE_NARROW, severity=Severity.ERROR if certain else Severity.WARNING)
+            severity = gpu.model.lanes_severity(virtual=virtual, beside_whole=gpu.name in whole)
+            rule = replace(known.PCIE_NARROW, severity=severity)
             narrow.append((rule, (gpu, text, {"lanes": width[gpu.index]})))
     findings = sorted(found_by_rule(narrow), key=lambda finding: finding.severity is not Severity.ERROR)
     slow = []

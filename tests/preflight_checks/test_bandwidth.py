@@ -176,6 +176,17 @@ def test_a_card_in_a_small_slot_is_no_fault(name, only, virtual, severity):
     assert expected == [row for row in found if row[2] != "gpu-memory-slow"]
 
 
+@pytest.mark.parametrize(
+    "gbps, expected",
+    [(24, []), (20, [(0, "warning", "host-link-slow")]), (12, [(0, "warning", "host-link-slow")])],
+)
+def test_a_card_of_a_virtual_machine_is_measured_by_the_lanes_that_it_has(gbps, expected):
+    """Eight of generation 5 can do 31.5 GB/s, of which 65 % are 20.5; that it has so few is said, and no more."""
+    answer = answered(0, name="NVIDIA L4", h2d=gbps)
+
+    assert [*expected, (0, "info", "pcie-narrow-under-load")] == judged(answer, virtual=True, pcie_width=8)
+
+
 def test_a_link_that_woke_up_is_no_fault():
     """What NVML said before the copies does not count, and of the samples during them the best does."""
     target, answer = answered(0)

@@ -112,6 +112,7 @@ def test_one_card_without_a_bridge_only_warns(nvml_standin, tmp_path):
         (narrow_pcie(machine(L4, 1), 0), False, ("warning", [0])),
         (narrow_pcie(machine(L4, 2), 1), False, ("error", [1])),
         (narrow_pcie(machine(L4, 2), 1), True, ("warning", [1])),
+        (narrow_pcie(machine(L4, 1), 0), True, ("info", [0])),
         (narrow_pcie(named(machine(L4, 2), "NVIDIA GeForce RTX 4090"), 1), False, ("warning", [1])),
     ],
 )
