@@ -52,10 +52,18 @@ RETIRED = Rule(
 )
 RETIRED_PENDING = Rule(
     "page-retirement-pending",
-    when="a page of memory will be retired at the next reset (GPUs before Ampere)",
+    when="a page of memory will be retired at the next reset for errors that were corrected (GPUs before Ampere)",
     hint=NEXT_RESET,
     severity=Severity.WARNING,
     source="NVIDIA, Dynamic Page Retirement",
+)
+DOUBLE_BIT = Rule(
+    "page-retirement-blocks",
+    when="there were uncorrected errors of DRAM since the driver was loaded, and a page of memory waits to be retired "
+    "(GPUs before Ampere)",
+    hint="cordon this node and reload the driver, or reboot: until then no program gets a CUDA context on this GPU",
+    action=Action.RESCHEDULE,
+    source="NVIDIA, Dynamic Page Retirement: no further context is created before a double-bit error is mapped out",
 )
 REPAIR = Rule(
     "gpu-repair-pending",
@@ -135,7 +143,7 @@ COMPUTE_EXCLUSIVE = Rule(
     source="a second process, such as a data loader on the GPU, is refused",
 )
 RULES = (
-    *(GONE, RECOVERY, REMAP_FAILED, REMAP_PENDING, REMAPPED, BANKS, RETIRED, RETIRED_PENDING, REPAIR),
+    *(GONE, RECOVERY, REMAP_FAILED, REMAP_PENDING, REMAPPED, BANKS, RETIRED, RETIRED_PENDING, DOUBLE_BIT, REPAIR),
     *(SRAM, SRAM_EXCEEDED, DRAM, ECC_RISING, ECC_CORRECTED, ECC_OFF, *XIDS),
     *(VBIOS, PERSISTENCE, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE),
 )

@@ -132,8 +132,13 @@ def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str
     if gpu.retired is not None and gpu.retired >= limits.retired_pages:
         text = f"{gpu.retired} pages of memory are retired, wanted fewer than {limits.retired_pages:g}"
         yield known.RETIRED, text, {"retired": gpu.retired}
-    if gpu.retired_pending:
+    if gpu.retired_pending and not _blocked(gpu, gpu.ecc_uncorrected_dram):
         yield known.RETIRED_PENDING, "a page of memory waits to be retired, wanted none", {"retired": gpu.retired}
+
+
+def _blocked(gpu: Gpu, dram: int | None) -> bool:
+    """Whether a double-bit error waits to be mapped out on a GPU that has pages to retire, and no rows to remap."""
+    return bool(gpu.remapped is None and gpu.retired_pending and dram)
 
 
 def _ecc(gpu: Gpu, *, later: Gpu, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, Any]]]:
@@ -144,7 +149,10 @@ def _ecc(gpu: Gpu, *, later: Gpu, limits: Thresholds) -> Iterator[tuple[Rule, st
     evidence = {"sram": sram, "dram": dram}
     if sram:
         yield known.SRAM, f"{sram} uncorrected errors of SRAM since the driver was loaded, wanted 0", evidence
-    if rising:
+    if _blocked(gpu, dram):
+        text = f"{dram} uncorrected errors of DRAM wait for the page to be retired, wanted 0"
+        yield known.DOUBLE_BIT, text, evidence | {"retired": gpu.retired}
+    elif rising:
         yield known.ECC_RISING, f"{rising} uncorrected errors of DRAM while this check ran, wanted 0", evidence
     elif dram and not (gpu.remapped and gpu.remapped[2]):  # what waits to be remapped is found there
         yield known.DRAM, f"{dram} uncorrected errors of DRAM since the driver was loaded, wanted 0", evidence

@@ -5,8 +5,8 @@ import time
 import pynvml
 import pytest
 from nvml_checks import context_of, found, only, run_on
-from nvml_faults import FAULTS
-from nvml_machines import bus_id, h100_sxm, machine, uuid
+from nvml_faults import FAULTS, ecc
+from nvml_machines import DRAM, bus_id, h100_sxm, machine, uuid
 from nvml_models import A100_SXM, L4
 
 from preflight_checks._gpus import NvmlHungError, read_gpus
@@ -105,6 +105,36 @@ def test_pages_that_older_gpus_retire(nvml_standin, tmp_path):
 
     assert ["pages-retired-many", "page-retirement-pending"] == codes(outcome)
     assert outcome.findings[0].message.endswith(": 60 pages of memory are retired, wanted fewer than 60")
+
+
+def older(made):
+    """Return a machine whose GPUs retire pages, and have no rows to remap."""
+    made = made.fails("nvmlDeviceGetRemappedRows", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    made = made.fails("nvmlDeviceGetRowRemapperHistogram", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    made = made.says("nvmlDeviceGetRetiredPages", (), of=0).says("nvmlDeviceGetRetiredPages", (0x1000,), of=1)
+    return made.says("nvmlDeviceGetRetiredPagesPendingStatus", 1)
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_a_double_bit_error_that_waits_keeps_all_programs_out(nvml_standin, tmp_path, rising):
+    """Before Ampere nothing is set aside while the driver runs: CUDA gives no context."""
+    outcome = health_on(nvml_standin, ecc(DRAM, 1, rising=rising)(older(machine(A100_SXM, 1)), 0), tmp_path)
+
+    text = "1 uncorrected errors of DRAM wait for the page to be retired, wanted 0"
+    messages = {f.code: f.message.partition("): ")[2] for f in outcome.findings}
+    assert ("fail", text) == (str(outcome.status), messages["page-retirement-blocks"])
+    assert set() == messages.keys() & {"ecc-dram-uncorrected", "ecc-dram-rising"}
+
+
+def test_a_page_that_waits_for_corrected_errors_keeps_nobody_out(nvml_standin, tmp_path):
+    assert ["page-retirement-pending"] == codes(health_on(nvml_standin, older(machine(A100_SXM, 1)), tmp_path))
+
+
+def test_errors_that_wait_for_nothing_are_no_reason_to_leave(nvml_standin, tmp_path):
+    """Their page may be retired by now."""
+    made = older(machine(A100_SXM, 1)).says("nvmlDeviceGetRetiredPagesPendingStatus", 0)
+
+    assert ["ecc-dram-uncorrected"] == codes(health_on(nvml_standin, ecc(DRAM, 1)(made, 0), tmp_path))
 
 
 @pytest.mark.parametrize("count, expected", [(4, []), (5, ["ecc-sram-threshold"])])
