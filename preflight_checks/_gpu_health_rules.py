@@ -7,6 +7,7 @@ from trainer_agent.errors import Action, Severity
 
 CORDON = "cordon this node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if it comes back, replace the board"
 NEXT_RESET = "nothing now: reset the GPU when the node is free"
+WITH_RECOVERY = "do what gpu-recovery-wanted says of this GPU: it is done with by the same reset"
 
 GONE = Rule(
     "gpu-lost",

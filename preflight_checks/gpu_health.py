@@ -112,7 +112,12 @@ def _differing(gpus: Sequence[Gpu]) -> list[Finding]:
 def _driver(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, Any]]]:
     yield from _recovery.wanted(gpu)
     if gpu.repair_pending:
-        yield known.REPAIR, "a repair of a memory channel or TPC waits for a reset, wanted none", {}
+        yield _in_time(known.REPAIR, gpu), "a repair of a memory channel or TPC waits for a reset, wanted none", {}
+
+
+def _in_time(rule: Rule, gpu: Gpu) -> Rule:
+    """Return the rule of what the next reset does, with a hint that does not say "nothing now" against the driver."""
+    return replace(rule, hint=known.WITH_RECOVERY) if gpu.recovery_action else rule
 
 
 def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str, Any]]]:
@@ -122,7 +127,7 @@ def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str
         if failed:
             yield known.REMAP_FAILED, "a row of memory could not be remapped, wanted no such failure", evidence
         if pending:
-            yield known.REMAP_PENDING, "a row of memory waits to be remapped, wanted none", evidence
+            yield _in_time(known.REMAP_PENDING, gpu), "a row of memory waits to be remapped, wanted none", evidence
         if uncorrected > limits.remapped_uncorrected:
             text = f"{uncorrected} rows were remapped for uncorrected errors, wanted {limits.remapped_uncorrected:g}"
             yield known.REMAPPED, f"{text} or fewer", evidence
@@ -133,7 +138,8 @@ def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str
         text = f"{gpu.retired} pages of memory are retired, wanted fewer than {limits.retired_pages:g}"
         yield known.RETIRED, text, {"retired": gpu.retired}
     if gpu.retired_pending and not _blocked(gpu, gpu.ecc_uncorrected_dram):
-        yield known.RETIRED_PENDING, "a page of memory waits to be retired, wanted none", {"retired": gpu.retired}
+        rule = _in_time(known.RETIRED_PENDING, gpu)
+        yield rule, "a page of memory waits to be retired, wanted none", {"retired": gpu.retired}
 
 
 def _blocked(gpu: Gpu, dram: int | None) -> bool:

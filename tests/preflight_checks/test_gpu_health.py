@@ -168,6 +168,19 @@ def test_a_recovery_that_nobody_knows_yet(nvml_standin, tmp_path):
     assert "something that this program does not know (recovery action 99), wanted 0" in only(outcome).message
 
 
+@pytest.mark.parametrize("fault", ["remap-pending", "repair-pending"])
+def test_hints_do_not_contradict_the_driver(nvml_standin, tmp_path, fault):
+    """What waits for a reset can wait, unless the driver asks for one now; of two GPUs one may do so."""
+    scenario = FAULTS[fault](FAULTS[fault](h100_sxm(2), 0), 1).field(230, 4, gpu=1)
+    outcome = health_on(nvml_standin, scenario, tmp_path)
+
+    waits, wanted, with_it = outcome.findings
+    assert ("gpu-recovery-wanted", waits.code) == (wanted.code, with_it.code)
+    assert [[0], [1]] == [[gpu["index"] for gpu in f.evidence["gpus"]] for f in (waits, with_it)]
+    assert "nothing now: reset the GPU when the node is free" == waits.hint
+    assert "do what gpu-recovery-wanted says of this GPU: it is done with by the same reset" == with_it.hint
+
+
 @pytest.mark.parametrize("actions, expected", [((0, 1), ["gpu-recovery-wanted"]), ((3, 0), [])])
 def test_the_last_recovery_that_is_wanted_counts(nvml_standin, tmp_path, actions, expected):
     """The driver may ask for one while the check runs, or be content again; the report has the same."""
