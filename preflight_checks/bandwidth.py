@@ -53,8 +53,8 @@ NARROW = Rule(
 )
 OLD = Rule(
     "pcie-slow-under-load",
-    when="PCIe runs at a lower generation than board and slot can while data goes over it; a warning for unknown "
-    "models and in virtual machines",
+    when="PCIe runs at a lower generation than board and slot can while data goes over it: a GPU on a board of SXM, "
+    "or one beside another of its name that reaches it; a warning for all others, and in virtual machines",
     hint="look at `dmesg | grep -i aer` on this node; reseat the board, or replace its riser",
     action=Action.RESCHEDULE,
     source="NVML's current and maximal generation of the link; an idle one goes down to save power, a busy one not",
@@ -195,17 +195,31 @@ def _links(
             replace(NARROW, severity=of_lanes),
             (target.gpu, text, {"pcie_width": lanes, "pcie_width_max": all_lanes}),
         )
-    if len(samples) >= LEAST_SAMPLES:
-        best, wanted = max(gpu.pcie_generation or 0 for gpu in samples), samples[-1].pcie_generation_max or 0
-        if 0 < best < wanted:
-            text = f"PCIe has {best} as its generation while data goes over it, wanted {wanted}"
-            evidence = {"pcie_generation": best, "pcie_generation_max": wanted}
-            yield replace(OLD, severity=severity), (target.gpu, text, evidence)
+    yield from _old(work, target, samples, virtual=virtual)
     ends = work.ends(target)
     if ends and None not in (ends[0].pcie_replays, ends[1].pcie_replays) and target.gpu.model.pcie:
         rise = (ends[1].pcie_replays or 0) - (ends[0].pcie_replays or 0)
         if rise > 0:
             yield REPLAYS, (target.gpu, f"{rise} PCIe replays while it copied, wanted 0", {"replays": rise})
+
+
+def _old(work: Work, target: Target, samples: Sequence[Gpu], *, virtual: bool) -> Iterator[Row]:
+    """A riser, or what was set in the BIOS, may hold a slot's generation down, which NVML's maximum does not show."""
+    best, wanted = _generations(samples)
+    if 0 < best < wanted:
+        others = [(t, a) for t, a in work.answers if t is not target and t.gpu.name == target.gpu.name]
+        reached = any(_generations(_link(work, t, a))[0] >= wanted for t, a in others)
+        certain = not virtual and (target.gpu.model.sxm or (target.gpu.model.ecc and reached))
+        text = f"PCIe has {best} as its generation while data goes over it, wanted {wanted}"
+        evidence = {"pcie_generation": best, "pcie_generation_max": wanted}
+        yield replace(OLD, severity=Severity.ERROR if certain else Severity.WARNING), (target.gpu, text, evidence)
+
+
+def _generations(samples: Sequence[Gpu]) -> tuple[int, int]:
+    """Return the generation that was seen at best, and the one there can be; zeroes where too little was seen."""
+    if len(samples) < LEAST_SAMPLES:
+        return 0, 0
+    return max(gpu.pcie_generation or 0 for gpu in samples), samples[-1].pcie_generation_max or 0
 
 
 def _host(

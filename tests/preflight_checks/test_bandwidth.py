@@ -187,6 +187,27 @@ def test_a_card_of_a_virtual_machine_is_measured_by_the_lanes_that_it_has(gbps, 
     assert [*expected, (0, "info", "pcie-narrow-under-load")] == judged(answer, virtual=True, pcie_width=8)
 
 
+@pytest.mark.parametrize(
+    "name, only, virtual, severity",
+    [
+        (H100, None, False, "error"),
+        (H100, 1, True, "warning"),
+        ("NVIDIA L4", None, False, "warning"),
+        ("NVIDIA L4", 1, False, "error"),
+        ("NVIDIA L4", 1, True, "warning"),
+        ("NVIDIA GeForce RTX 4090", 1, False, "warning"),
+        ("Z1", None, False, "warning"),
+    ],
+)
+def test_a_slot_that_is_held_down_is_no_fault(name, only, virtual, severity):
+    """By a riser or the BIOS: it is one only where nothing lies between, or where another card does better."""
+    answers = [answered(n, name=name) for n in (0, 1)]
+    found = judged(*answers, virtual=virtual, only=only, pcie_generation=4)
+
+    gpus = (0, 1) if only is None else (1,)
+    assert [(n, severity, "pcie-slow-under-load") for n in gpus] == [row for row in found if "pcie" in row[2]]
+
+
 def test_a_link_that_woke_up_is_no_fault():
     """What NVML said before the copies does not count, and of the samples during them the best does."""
     target, answer = answered(0)
