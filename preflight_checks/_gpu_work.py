@@ -215,7 +215,7 @@ def run(
     work = _sorted(wanted, probes.value, probe_s, little=probe == "cuda")
     samples, xids = sampled[0].value if sampled and not sampled[0].error else ([], [])
     gpus = _whole(wanted, samples)
-    findings = [*work.findings, *_xids.judge(xids, gpus), *found_by_rule(_recoveries(gpus, samples))]
+    findings = [*work.findings, *_xids.judge(xids, gpus, working=True), *found_by_rule(_recoveries(gpus, samples))]
     return Work(work.answers, work.broken, findings, samples)
 
 

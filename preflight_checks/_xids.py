@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Numbers by what NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors") says of them; a
 # number in none of these is a fault, also one that is new.
 OF_APPLICATIONS = frozenset({13, 31, 43, 45, 63, 68, 92, 109})
+# A timeout of a context switch (109). Applications cause it, too, but not the products and copies of our own probes;
+# NVIDIA's catalogue asks for a reset, EKS for another node, k8s-device-plugin and gcm ignore it.
+OF_FOREIGN_WORK = 109
 # NVLink, from Blackwell on: which of them are fatal is said by a part of the text that NVML does not hand on.
 OF_NVLINK = frozenset(range(144, 151))
 # To be ignored, or only informing. 154 says that the recovery action changed, and to which one is read by itself.
@@ -31,7 +34,7 @@ CRITICAL = Rule(
 )
 APPLICATION = Rule(
     "gpu-xid-application",
-    when="the driver reports XID 13, 31, 43, 45, 63, 68, 92 or 109 while the check runs",
+    when="the driver reports XID 13, 31, 43, 45, 63, 68, 92 or 109 while the check runs; 109 not while it works itself",
     hint="look for who uses this GPU: applications cause most of these",
     severity=Severity.WARNING,
     source="gcm",
@@ -55,11 +58,17 @@ XIDS = (CRITICAL, APPLICATION, NVLINK, HARMLESS)
 KINDS = ((OF_APPLICATIONS, APPLICATION), (OF_NVLINK, NVLINK), (INFORMING, HARMLESS))
 
 
-def judge(xids: Iterable[tuple[int, int]], gpus: Mapping[int, Gpu]) -> list[Finding]:
-    """Return a finding for each (index of the GPU, XID) of these GPUs, and of one whose index nobody knows (-1)."""
+def judge(xids: Iterable[tuple[int, int]], gpus: Mapping[int, Gpu], *, working: bool = False) -> list[Finding]:
+    """
+    Return a finding for each (index of the GPU, XID) of these GPUs, and of one whose index nobody knows (-1).
+
+    Args:
+        working: whether the GPUs do our own work, so that an application's mistake is unlikely.
+    """
     findings = []
     for index, xid in xids:
         rule = next((rule for numbers, rule in KINDS if xid in numbers), CRITICAL)
+        rule = CRITICAL if working and xid == OF_FOREIGN_WORK else rule
         text = f"XID {xid} while this check ran, wanted none"
         if index in gpus:
             findings += found_on(rule, [(gpus[index], text, {"xid": xid})])

@@ -177,6 +177,12 @@ def test_an_xid_of_a_gpu_without_work_here_is_none(nvml_standin, tmp_path):
     assert [] == rows(work_on(nvml_standin, cuda, tmp_path, **how))
 
 
+def test_a_context_switch_that_takes_too_long_in_our_own_work_is_an_error(nvml_standin, tmp_path):
+    how = {"scenario": h100_sxm(1).raises(109, gpu=0), "count": 1}
+
+    assert [("error", "gpu-xid", [0])] == rows(work_on(nvml_standin, cuda, tmp_path, **how))
+
+
 @pytest.mark.parametrize("visible", ["0", uuid(0)])
 def test_a_gpu_that_is_named_gives_one_of_its_instances(nvml_standin, tmp_path, visible):
     """CUDA takes the first one; which that is, NVML does not say."""

@@ -29,6 +29,13 @@ def test_what_applications_cause_is_a_warning(xid):
     assert [("warning", "gpu-xid-application")] == judged(xid)
 
 
+@pytest.mark.parametrize("working, code", [(False, "gpu-xid-application"), (True, "gpu-xid")])
+def test_a_context_switch_that_takes_too_long_is_a_fault_of_the_gpu_while_we_work(working, code):
+    (finding,) = _xids.judge([(3, 109)], GPUS, working=working)
+
+    assert code == finding.code
+
+
 @pytest.mark.parametrize("xid", IGNORED + INFORMING)
 def test_what_nvidia_says_to_ignore_only_informs(xid):
     """A superchip's link to its CPU that corrected an error (121) is no reason to leave the node."""
