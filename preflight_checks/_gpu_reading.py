@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable, Sequence
 
+    # A set of events, the indices of the GPUs that it hears by their handles, and why it does not hear all.
+    Listening = tuple[Any, dict[int | None, int], str]
+
 LIBRARY = "libnvidia-ml.so.1"
 LOST, RESET_REQUIRED, NOT_SUPPORTED = 15, 16, 3  # NVML_ERROR_*
 UNCORRECTED, CORRECTED, VOLATILE, AGGREGATE, DRAM, SRAM = 1, 0, 0, 1, 2, 7
@@ -65,6 +68,8 @@ def read_all(
         return {"state": "broken", "reason": str(error), "code": error.value}
     unread: dict[str, str] = {}
     events = _told(nvml, "xids", _listen, count, unread) if "xid" in groups else None
+    if events and (deaf := events[2]):
+        unread["xids"] = deaf
     samples = [_gpus(nvml, count, groups, place)]
     for _ in range(times - 1):
         pause()
@@ -347,18 +352,21 @@ def listen() -> Callable[[], list[tuple[int, int]]]:
         return list
 
 
-def _listen(nvml: Any, count: int) -> tuple[Any, dict[int | None, int]]:
-    """Return a set of events that hears the XIDs of all GPUs that can tell, and their indices by handle."""
-    events, indices = nvml.nvmlEventSetCreate(), {}
+def _listen(nvml: Any, count: int) -> Listening:
+    """Hear the XIDs of all GPUs that can tell."""
+    events, indices, deaf = nvml.nvmlEventSetCreate(), {}, []
     for index in range(count):
-        with suppress(nvml.NVMLError):  # lost, or a model without events
+        with suppress(nvml.NVMLError):  # lost, or not ours to use
             gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-            nvml.nvmlDeviceRegisterEvents(gpu, XID, events)
-            indices[_address(gpu)] = index
-    return events, indices
+            try:
+                nvml.nvmlDeviceRegisterEvents(gpu, XID, events)
+                indices[_address(gpu)] = index
+            except nvml.NVMLError as error:  # as of a model without events
+                deaf.append(f"GPU {index}: {error}")
+    return events, indices, "; ".join(deaf)
 
 
-def _heard(nvml: Any, listening: tuple[Any, dict[int | None, int]] | None) -> list[tuple[int, int]]:
+def _heard(nvml: Any, listening: Listening | None) -> list[tuple[int, int]]:
     heard: list[tuple[int, int]] = []
     while listening and len(heard) < MOST_XIDS:
         try:

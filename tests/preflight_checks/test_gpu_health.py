@@ -204,6 +204,22 @@ def test_all_gpus_are_lost(nvml_standin, tmp_path):
     assert [("gpu-health", "error", "gpu-lost", [0, 1])] == found({"gpu-health": outcome})
 
 
+def test_a_gpu_whose_xids_nobody_hears_is_told(nvml_standin, tmp_path):
+    """No XID is then no proof; those of the others are heard."""
+    deaf = h100_sxm(3).fails("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED, gpu=1)
+    outcome = health_on(nvml_standin, deaf.raises(79, gpu=1).raises(48, gpu=2), tmp_path)
+
+    assert [("gpu-health", "error", "gpu-xid", [2])] == found({"gpu-health": outcome})
+    assert "GPU 1: Not Supported" == outcome.measurements["not_read"]["xids"]
+
+
+def test_a_gpu_that_is_lost_is_not_deaf(nvml_standin, tmp_path):
+    """That it is lost says it all."""
+    assert {"xids"}.isdisjoint(
+        health_on(nvml_standin, FAULTS["lost"](h100_sxm(3), 1), tmp_path).measurements["not_read"]
+    )
+
+
 @pytest.mark.parametrize("fault", ["hung-driver", "hung-gpu"])
 def test_a_hang_is_an_error_of_the_check(nvml_standin, tmp_path, fault):
     """Within the budget, and nothing of it is left running."""
