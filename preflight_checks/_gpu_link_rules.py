@@ -1,9 +1,17 @@
 """Everything that gpu-link can find."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from trainer_agent.check import Rule
 from trainer_agent.errors import Action, Severity
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MANAGER = "look at `nvidia-smi -q | grep -A5 Fabric` and `systemctl status nvidia-fabricmanager` on this node"
+RECOVERY_FAILED = "NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS"  # a counter of each link
 
 NVLINK = Rule(
     "nvlink-down",
@@ -22,6 +30,13 @@ NVLINK_ERRORS = Rule(
     hint="run `nvidia-smi nvlink --errorcounters` on this node, again after a while; a link that goes on needs service",
     severity=Severity.WARNING,
     source="heuristic; totals since the last reset prove nothing",
+)
+NVLINK_LOST = Rule(
+    "nvlink-recovery-failed",
+    when="a link of NVLink could not be recovered while the check ran (Blackwell and later)",
+    hint="run `nvidia-smi nvlink --status` and `--errorcounters` on this node; cordon it, and reset the GPUs or reboot",
+    action=Action.RESCHEDULE,
+    source="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, which DCGM fails on",
 )
 P2P = Rule(
     "p2p-one-way",
@@ -120,6 +135,11 @@ HEALTH_MASK = (
     (FABRIC_MISCONFIGURED, 8, 4, (0, 1), "incorrect configuration"),
 )
 RULES = (
-    *(NVLINK, NVLINK_ERRORS, P2P, FABRIC_NOT_READY, FABRIC_FAILED, FABRIC_DEGRADED, FABRIC_ROUTE, FABRIC_RECOVERING),
-    *(FABRIC_MISCONFIGURED, FABRIC_UNHEALTHY, FABRIC_LIMITED, PCIE_NARROW, PCIE_SLOW, PCIE_ERRORS),
+    *(NVLINK, NVLINK_ERRORS, NVLINK_LOST, P2P, FABRIC_NOT_READY, FABRIC_FAILED, FABRIC_DEGRADED, FABRIC_ROUTE),
+    *(FABRIC_RECOVERING, FABRIC_MISCONFIGURED, FABRIC_UNHEALTHY, FABRIC_LIMITED, PCIE_NARROW, PCIE_SLOW, PCIE_ERRORS),
 )
+
+
+def of_rises(rose: Iterable[str], usual: Rule) -> Rule:
+    """Return what the rise of these counters of NVLink is: a link that is lost, or as usual."""
+    return NVLINK_LOST if any(name.startswith(RECOVERY_FAILED) for name in rose) else usual

@@ -215,14 +215,16 @@ def _best(reading: Reading, name: str) -> dict[int, int]:
 
 def _risen(reading: Reading, gpus: Sequence[Gpu]) -> list[Finding]:
     """Totals since the last reset prove nothing; a healthy H100 had 150 replays."""
-    replays, errors = [], []
+    replays: list[Said] = []
+    errors: list[tuple[Rule, Said]] = []
     for gpu in gpus:
         later = reading.of(gpu)[-1]
         if gpu.pcie_replays is not None and (later.pcie_replays or 0) > gpu.pcie_replays:
             rise = (later.pcie_replays or 0) - gpu.pcie_replays
             replays.append((gpu, f"{rise} PCIe replays while this check ran, wanted 0", {"replays": rise}))
         if rose := rises(gpu.link_errors, later.link_errors):
-            worst = max(rose, key=lambda name: rose[name])
+            rule = known.of_rises(rose, known.NVLINK_ERRORS)
+            worst = max(rose, key=lambda name: (name.startswith(known.RECOVERY_FAILED), rose[name]))
             text = f"{worst} rose by {rose[worst]} while this check ran, wanted 0"
-            errors.append((gpu, text, {"rises": rose}))
-    return [*found_on(known.PCIE_ERRORS, replays), *found_on(known.NVLINK_ERRORS, errors)]
+            errors.append((rule, (gpu, text, {"rises": rose})))
+    return [*found_on(known.PCIE_ERRORS, replays), *found_by_rule(errors)]

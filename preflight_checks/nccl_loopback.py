@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from preflight_checks._blame import blame, rules
 from preflight_checks._busbw import MIB, SIZES, busbw_gbps, expected
+from preflight_checks._gpu_link_rules import NVLINK_LOST, of_rises
 from preflight_checks._gpu_models import Thresholds, in_force, thresholds
-from preflight_checks._gpus import found_on, rises
+from preflight_checks._gpus import found_by_rule, rises
 from preflight_checks._probes import FOLDER, NO_TORCH, ProbeError
 from preflight_checks._ranks import run_ranks, visible_gpus
 from trainer_agent.check import Context, Outcome, Rule, Skip, check
@@ -72,7 +73,7 @@ def deadline_s(context: Context) -> float:
 
 @check(
     "nccl-loopback",
-    rules=(*INSIDE.all, *NICS.all, SLOW, VERY_SLOW, LINK_ERRORS),
+    rules=(*INSIDE.all, *NICS.all, SLOW, VERY_SLOW, LINK_ERRORS, NVLINK_LOST),
     timeout_s=deadline_s,
     profile="standard",
     alone_s=25,
@@ -207,8 +208,9 @@ def risen(before: Sequence[Gpu], after: Sequence[Gpu]) -> list[Finding]:
     for gpu in before:
         if rose := rises(gpu.link_errors, later.get(gpu.uuid)):
             text = ", ".join(f"{name} rose by {rise}" for name, rise in rose.items())
-            said.append((gpu, f"{text} while the GPUs exchanged data, wanted 0", {"rises": rose}))
-    return found_on(LINK_ERRORS, said)
+            row = (gpu, f"{text} while the GPUs exchanged data, wanted 0", {"rises": rose})
+            said.append((of_rises(rose, LINK_ERRORS), row))
+    return found_by_rule(said)
 
 
 def why_no_nics(context: Context) -> str:

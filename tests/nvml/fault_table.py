@@ -63,6 +63,7 @@ EXPECTED = {
     "link-down": [("gpu-link", "error", "nvlink-down", [3])],
     "all-links-down": [("gpu-link", "error", "nvlink-down", ALL)],
     "link-errors": [("gpu-link", "warning", "nvlink-errors", [3])],
+    "link-lost": [("gpu-link", "error", "nvlink-recovery-failed", [3])],
     "one-way-p2p": [("gpu-link", "error", "p2p-one-way", [3])],
     "fabric-not-started": [("gpu-link", "error", "fabric-not-ready", [3])],
     "fabric-in-progress": [("gpu-link", "error", "fabric-not-ready", [3])],

@@ -140,6 +140,14 @@ def link_errors(made: Scenario, gpu: int) -> Scenario:
     return made.says("nvmlDeviceGetNvLinkErrorCounter", 1234, of=(3, "*"), **when)
 
 
+def link_lost(made: Scenario, gpu: int) -> Scenario:
+    """A link is not recovered, and has more errors than that between two questions."""
+    for number, value in ((214, 1), (221, 1234)):  # which GPUs before Blackwell have not
+        made = made.field(number, 0, gpu=gpu, scope=3, value_type=3)
+        made = made.field(number, value, gpu=gpu, scope=3, value_type=3, from_call=2)
+    return made
+
+
 def one_way_p2p(made: Scenario, gpu: int) -> Scenario:
     """One GPU cannot read from its neighbour over NVLink, which can read from it."""
     neighbour = (gpu + 1) % 8
@@ -252,6 +260,7 @@ FAULTS: dict[str, Callable[[Scenario, int], Scenario]] = {
     "link-down": link_down,
     "all-links-down": all_links_down,
     "link-errors": link_errors,
+    "link-lost": link_lost,
     "one-way-p2p": one_way_p2p,
     "fabric-not-started": fabric_state(state=1),
     "fabric-in-progress": fabric_state(state=2),

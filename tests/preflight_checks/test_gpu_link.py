@@ -7,7 +7,7 @@ import pytest
 from nvml_checks import HurriedHost, context_of, found, only, run_on
 from nvml_faults import FAULTS, link_down, narrow_pcie, slow_pcie
 from nvml_machines import fabric, h100_sxm, machine, mig, uuid
-from nvml_models import A100_PCIE, GB200, H100_NVL, L4
+from nvml_models import A100_PCIE, B200_SXM, GB200, H100_NVL, L4
 
 from preflight_checks.gpu_link import deadline_s, gpu_link
 from trainer_agent.check import Options
@@ -183,6 +183,24 @@ def test_totals_of_link_errors_prove_nothing(nvml_standin, tmp_path):
     scenario = h100_sxm(2).field(161, 1234, scope=3, value_type=3).field(52, 99, value_type=3)
 
     assert [] == rows(link_on(nvml_standin, scenario, tmp_path))
+
+
+def test_a_link_that_is_not_recovered_stands_first(nvml_standin, tmp_path):
+    """Before counters that rose by more."""
+    finding = only(link_on(nvml_standin, FAULTS["link-lost"](machine(B200_SXM, 2), 1), tmp_path, nodes=2))
+
+    text = "NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS[3] rose by 1 while this check ran, wanted 0"
+    assert finding.message.endswith(f": {text}")
+    assert {"NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS[3]": 1, "NVLINK_COUNT_SYMBOL_ERRORS[3]": 1234} == (
+        finding.evidence["rises"]
+    )
+
+
+def test_symbol_errors_are_a_warning(nvml_standin, tmp_path):
+    """What forward error correction could not mend."""
+    scenario = machine(B200_SXM, 2).field(221, 5, gpu=1, scope=3, value_type=3, from_call=2)
+
+    assert [("warning", "nvlink-errors", [1])] == rows(link_on(nvml_standin, scenario, tmp_path, nodes=2))
 
 
 def test_p2p_that_is_broken_both_ways_is_not_one_way(nvml_standin, tmp_path):

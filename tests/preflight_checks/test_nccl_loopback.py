@@ -389,6 +389,19 @@ def test_an_nvlink_counter_that_rises_under_load_is_a_warning():
     assert (LINK_ERRORS.code, message, "continue") == (finding.code, finding.message, finding.action)
 
 
+def test_a_link_that_is_not_recovered_under_load_is_an_error():
+    """Whatever else rose on that GPU; another one only warns."""
+    lost = "NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS[3]"
+    before = [replace(GPUS[0], link_errors={"crc": 0, lost: 2}), replace(GPUS[1], link_errors={"crc": 0, lost: 2})]
+    after = [replace(GPUS[0], link_errors={"crc": 9, lost: 3}), replace(GPUS[1], link_errors={"crc": 9, lost: 2})]
+
+    failed, warned = risen(before, after)
+
+    message = f"GPU 0 (GPU-0, 0000:00:00.0): crc rose by 9, {lost} rose by 1 while the GPUs exchanged data, wanted 0"
+    assert ("nvlink-recovery-failed", message, "reschedule") == (failed.code, failed.message, failed.action)
+    assert (LINK_ERRORS.code, "continue") == (warned.code, warned.action)
+
+
 def test_the_nics_are_tried_in_the_deep_profile_where_there_are_some(context, host):
     deep = replace(context, options=Options(profile="deep"))
     host.put("/sys/class/infiniband/mlx5_0/node_guid", "0")
