@@ -1,5 +1,7 @@
 """Everything that gpu-health can find."""
 
+from dataclasses import replace
+
 from preflight_checks._recovery import RECOVERY
 from preflight_checks._xids import XIDS
 from trainer_agent.check import Rule
@@ -25,10 +27,20 @@ REMAP_FAILED = Rule(
 )
 REMAP_PENDING = Rule(
     "row-remap-pending",
-    when="a row of memory will be remapped at the next reset",
+    when="a row of memory will be remapped at the next reset; an error where the page may be used till then (compute "
+    "capability 8.6 and 8.9) and there were uncorrected errors of DRAM since the driver was loaded",
     hint=NEXT_RESET,
     severity=Severity.WARNING,
-    source="NVIDIA's memory error management guide: what is pending does not harm further work",
+    source="NVIDIA's memory error management guide: what is pending does not harm further work, as the page is taken "
+    "offline, except on GA10x and AD10x",
+)
+# Row remapping without dynamic page offlining (the guide's table of supported GPUs): A10, A40, L4, L40S, RTX.
+NOT_OFFLINED = ((8, 6), (8, 9))
+REMAP_FIRST = replace(
+    REMAP_PENDING,
+    hint="cordon this node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot: until then it may use the row",
+    severity=Severity.ERROR,
+    action=Action.RESCHEDULE,
 )
 REMAPPED = Rule(
     "rows-remapped-many",

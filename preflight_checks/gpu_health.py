@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer_agent.check import Rule
     from trainer_agent.errors import Finding
 
-GROUPS = ("recovery", "state", "rows", "ecc", "sram", "xid")
+GROUPS = ("recovery", "state", "rows", "ecc", "sram", "capability", "xid")
 DRIVER_FILES = "/proc/driver/nvidia/gpus"  # a directory for each GPU of this container, by PCI address
 PAUSE_S = 0.3
 LISTEN_S = 0.1
@@ -127,7 +127,9 @@ def _rows(gpu: Gpu, *, limits: Thresholds) -> Iterator[tuple[Rule, str, dict[str
         if failed:
             yield known.REMAP_FAILED, "a row of memory could not be remapped, wanted no such failure", evidence
         if pending:
-            yield _in_time(known.REMAP_PENDING, gpu), "a row of memory waits to be remapped, wanted none", evidence
+            used = gpu.capability in known.NOT_OFFLINED and gpu.ecc_uncorrected_dram
+            rule = known.REMAP_FIRST if used else _in_time(known.REMAP_PENDING, gpu)
+            yield rule, "a row of memory waits to be remapped, wanted none", evidence
         if uncorrected > limits.remapped_uncorrected:
             text = f"{uncorrected} rows were remapped for uncorrected errors, wanted {limits.remapped_uncorrected:g}"
             yield known.REMAPPED, f"{text} or fewer", evidence

@@ -7,12 +7,13 @@ import pytest
 from nvml_checks import context_of, found, only, run_on
 from nvml_faults import FAULTS, ecc
 from nvml_machines import DRAM, bus_id, h100_sxm, machine, uuid
-from nvml_models import A100_SXM, L4
+from nvml_models import A100_SXM, B200_SXM, L4
 
 from preflight_checks._gpus import NvmlHungError, read_gpus
 from preflight_checks.gpu_health import gpu_health
 from trainer_agent.catalogue import Listed
 from trainer_agent.check import Status
+from trainer_agent.errors import Action
 from trainer_agent.process import adopt_orphans, descendants
 from trainer_agent.runner import run_checks
 from trainer_agent.testing import FakeHost, run_check
@@ -149,6 +150,19 @@ def test_errors_that_wait_to_be_remapped_are_said_once(nvml_standin, tmp_path):
     scenario = FAULTS["dram-uncorrected"](FAULTS["remap-pending"](h100_sxm(), 3), 3)
 
     assert ["row-remap-pending"] == codes(health_on(nvml_standin, scenario, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "model, errors, severity",
+    [(L4, 1, "error"), (L4, 0, "warning"), (A100_SXM, 1, "warning"), (B200_SXM, 1, "warning")],
+)
+def test_a_row_that_waits_harms_where_its_page_stays_in_use(nvml_standin, tmp_path, model, errors, severity):
+    """On L4 and their like nothing takes it offline; without an uncorrected error nothing has to."""
+    scenario = ecc(DRAM, errors)(FAULTS["remap-pending"](machine(model, 1), 0), 0)
+    finding = only(health_on(nvml_standin, scenario, tmp_path))
+
+    action = Action.RESCHEDULE if severity == "error" else Action.CONTINUE
+    assert ("row-remap-pending", severity, action) == (finding.code, str(finding.severity), finding.action)
 
 
 def test_boards_without_a_majority_are_all_right(nvml_standin, tmp_path):
