@@ -144,6 +144,19 @@ def many_hosts(play: Play) -> str:
     return play.ran(container, hosts=THREE, size=6)
 
 
+def own_words(play: Play) -> str:
+    """Open MPI is told in other ways, too, what ranks get and where they run."""
+    job = ready(play)
+    words = ("--map-by", "slot:PE=1") if job.implementation.kind == "openmpi" else ()
+    env = {"OMPI_MCA_mca_base_env_list": "MINE=1;HOME"}
+    play.began = time.monotonic()
+    if play.how == "plain":
+        container = job.sdk(*words, *script("who"), env=env)
+    else:
+        container = job.launch("mpirun", *words, *script("who"), env=env)
+    return play.ran(container, hosts=THREE, size=6)
+
+
 def sdk(play: Play) -> str:
     """What Kubeflow's SDK sends: `mpirun --hostfile /etc/mpi/hostfile bash -c …`."""
     job = ready(play)
@@ -320,6 +333,7 @@ def ordinary_user(play: Play) -> str:
 BEGINNINGS: dict[str, Callable[[Play], str]] = {
     "three workers": three_workers,
     "many hosts": many_hosts,
+    "own words": own_words,
     "the SDK's command": sdk,
     "all-reduce": all_reduce,
     "launcher as node": launcher_takes_part,

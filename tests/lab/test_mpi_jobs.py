@@ -9,7 +9,15 @@ from mpi_programs import IMPLEMENTATIONS
 pytestmark = pytest.mark.lab
 
 NAMES = list(IMPLEMENTATIONS)
-ON_ALL = ("three workers", "many hosts", "uneven slots", "rank killed", "SIGTERM, checkpoint of 2 s", "worker deleted")
+ON_ALL = (
+    "three workers",
+    "many hosts",
+    "own words",
+    "uneven slots",
+    "rank killed",
+    "SIGTERM, checkpoint of 2 s",
+    "worker deleted",
+)
 # `python tests/lab/mpi_matrix.py` does all of them on all of them, which takes some twenty minutes.
 CASES = sorted(
     {(play, NAMES[number % len(NAMES)]) for number, play in enumerate(PLAYS)}

@@ -86,10 +86,39 @@ def test_no_words_for_ssh():
     assert {"plm_rsh_args", "rml_base_radix"}.isdisjoint(command)
 
 
-@pytest.mark.parametrize("word", ["--bind-to core", "--bind-to=core", "--bind-to-socket", "--cpu-set 1", "-rf file"])
-def test_a_user_who_binds(word):
-    """Whoever says where his ranks run knows why."""
-    assert "none" not in argv(plan(f"mpirun {word} app"), PLACE)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--bind-to core", "--bind-to=core", "--bind-to-socket", "--cpu-set 1", "-rf file", "--cpus-per-proc 4"),
+        *("--map-by slot:PE=4", "-map-by ppr:2:node:pe=8", "--map-by=node:PE=2"),
+        *("--mca hwloc_base_binding_policy core", "--prtemca hwloc_default_binding_policy core"),
+        "--mca rmaps_base_mapping_policy slot:PE=2",
+    ],
+)
+def test_a_user_who_binds(words):
+    """Whoever says where his ranks run knows why; version 5 refuses PE= beside another word about it."""
+    assert "none" not in argv(plan(f"mpirun {words} app"), PLACE)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OMPI_MCA_hwloc_base_binding_policy": "core"},
+        {"PRTE_MCA_hwloc_default_binding_policy": "core"},
+        {"PRTE_MCA_rmaps_default_mapping_policy": "slot:PE=2"},
+    ],
+)
+def test_a_job_that_binds(environ):
+    assert "none" not in argv(plan("mpirun app", environ=environ), PLACE)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--map-by node", "--map-by", "--mca btl tcp", "--mca rmaps_base_mapping_policy node"]
+)
+def test_a_user_who_does_not_bind(words):
+    """Ranks would share one core."""
+    environ = {"OMPI_MCA_btl": "tcp", "PRTE_MCA_rmaps_default_mapping_policy": "node"}
+    assert "none" in argv(plan(f"mpirun {words} app", environ=environ), PLACE)
 
 
 ENVIRON = {
@@ -129,6 +158,32 @@ def test_its_environment():
     controllers = {"OMPI_MCA_orte_default_hostfile": "/h", "OMPI_MCA_plm_rsh_args": "-v", "PRTE_MCA_plm_ssh_args": "-v"}
     kept = {"OMPI_MCA_btl": "tcp", **ENVIRON}
     assert kept == env(plan("mpirun app", environ={**kept, **controllers}), PLACE)
+
+
+LIST = "OMPI_MCA_mca_base_env_list"
+
+
+@pytest.mark.parametrize(
+    "line, environ, expected",
+    [
+        ("mpirun app", {LIST: "A=1;B"}, "A=1;B;NCCL_DEBUG;TRAINER_AGENT_RANKS"),
+        ("mpirun app", {LIST: "NCCL_DEBUG=WARN"}, "NCCL_DEBUG=WARN;TRAINER_AGENT_RANKS"),
+        ("mpirun app", {LIST: "A,B", f"{LIST}_delimiter": ","}, "A,B,NCCL_DEBUG,TRAINER_AGENT_RANKS"),
+        ("mpirun --mca mca_base_env_list A=1;B app", {LIST: "C"}, "A=1;B;NCCL_DEBUG;TRAINER_AGENT_RANKS"),
+    ],
+)
+def test_a_list_of_variables_takes_ours_too(line, environ, expected):
+    """Version 4 ends a job that has both such a list and an option `-x`."""
+    made = plan(line, version="4.1.4", environ={"NCCL_DEBUG": "INFO", **environ})
+    command = argv(made, PLACE)
+    assert ("-x" in command, "mca_base_env_list" in command) == (False, False)
+    assert expected == env(made, PLACE)[LIST]
+
+
+def test_version_5_takes_a_list_of_variables_beside_options():
+    made = plan("mpirun --mca mca_base_env_list A=1 app", environ={LIST: "C"})
+    assert {"-x", "mca_base_env_list"} <= set(argv(made, PLACE))
+    assert "C" == env(made, PLACE)[LIST]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 SSH_ARGS = ("plm_rsh_args", "plm_ssh_args")
 # How many daemons each one calls. By default, 64: those of workers call the others, without the launcher's key.
 FAN_OUT, FAN_OUT_5 = ("--mca", "routed_radix"), ("--prtemca", "rml_base_radix")
+# What ranks get, in one word; version 4 takes either this or options `-x`.
+ENV_LIST, BETWEEN = "mca_base_env_list", "mca_base_env_list_delimiter"
+PARAMETERS = ("mca", "omca", "prtemca")
+# By these the user says on which cores his ranks run; version 5 refuses `PE=` beside another word about it.
+BINDING = (
+    *("bind-to", "bind-to-core", "bind-to-socket", "rankfile", "rf", "cpu-set", "cpu-list", "cpus-per-proc"),
+    "cpus-per-rank",
+)
+BINDING_PARAMETERS = (
+    *("hwloc_base_binding_policy", "hwloc_default_binding_policy", "hwloc_base_cpu_list", "hwloc_base_cpu_set"),
+    *("hwloc_default_cpu_list", "rmaps_base_cpus_per_rank"),
+)
+MAPPING_PARAMETERS = ("rmaps_base_mapping_policy", "rmaps_default_mapping_policy")
 
 
 def ssh_args(plan: Plan) -> tuple[str, ...]:
@@ -34,22 +47,53 @@ def argv(plan: Plan, place: Place) -> tuple[str, ...]:
         words += ["--mca", "plm_rsh_args", " ".join(place.ssh_args), *fan_out, str(len(plan.hosts.entries))]
     if plan.implementation.major < 5:  # else it cuts names at their first dot
         words += ["--mca", "orte_keep_fqdn_hostnames", "true"]
-    if not asked.has("bind-to", "bind-to-core", "bind-to-socket", "rankfile", "rf", "cpu-set", "cpu-list"):
+    if not _binds(plan):
         words += ["--bind-to", "none"]  # else ranks share one core, and version 5 gives up with more slots than cores
-    names = [*exported(plan), *([RANKS] if plan.verified else [])]
-    words += [word for name in dict.fromkeys(names) for word in ("-x", name)]
+    if not _env_list(plan):
+        words += [word for name in _names(plan) for word in ("-x", name)]
     for number, part in enumerate(asked.parts):
         words += [":"] * bool(number)
-        words += [word for option in part.options if not _replaced(option) for word in option]
+        words += [word for option in part.options if not _replaced(option, plan) for word in option]
         words += [*plan.shim, *part.command]
     return tuple(words)
 
 
 def env(plan: Plan, _place: Place) -> dict[str, str]:
     """Return mpirun's environment."""
-    return {name: value for name, value in plan.environ.items() if name not in REPLACED}
+    own = {name: value for name, value in plan.environ.items() if name not in REPLACED}
+    if listed := _env_list(plan):
+        between = own.get(f"OMPI_MCA_{BETWEEN}") or ";"
+        given = {word.partition("=")[0] for word in listed.split(between)}
+        own[f"OMPI_MCA_{ENV_LIST}"] = between.join([listed, *(name for name in _names(plan) if name not in given)])
+    return own
 
 
-def _replaced(option: tuple[str, ...]) -> bool:
+def _names(plan: Plan) -> list[str]:
+    """Return the names of the variables that the ranks are to get."""
+    return list(dict.fromkeys([*exported(plan), *([RANKS] if plan.verified else [])]))
+
+
+def _env_list(plan: Plan) -> str:
+    """Return the user's list of variables where there can be no `-x` beside it."""
+    if plan.implementation.major >= 5:
+        return ""
+    given = [" ".join(value) for name, *value in plan.asked.values(*PARAMETERS) if name == ENV_LIST]
+    return given[-1] if given else plan.environ.get(f"OMPI_MCA_{ENV_LIST}", "")
+
+
+def _binds(plan: Plan) -> bool:
+    """Whether the user says on which cores his ranks run, by an option, a parameter or a variable."""
+    if plan.asked.has(*BINDING):
+        return True
+    given = {name: " ".join(value) for name, *value in plan.asked.values(*PARAMETERS)}
+    of_environ = {name.partition("_MCA_")[2]: value for name, value in plan.environ.items() if "_MCA_" in name}
+    given = of_environ | given
+    mapped = [*plan.asked.values("map-by"), *((given[name],) for name in MAPPING_PARAMETERS if name in given)]
+    bound = any("pe=" in " ".join(words).lower() for words in mapped)
+    return bound or any(name in given for name in BINDING_PARAMETERS)
+
+
+def _replaced(option: tuple[str, ...], plan: Plan) -> bool:
     name = name_of(option[0])
-    return name in HOSTFILES or (name in ("mca", "prtemca") and values_of(option)[0] in SSH_ARGS)
+    ours = SSH_ARGS if plan.implementation.major >= 5 else (*SSH_ARGS, ENV_LIST)
+    return name in HOSTFILES or (name in PARAMETERS and values_of(option)[0] in ours)
