@@ -290,7 +290,7 @@ EVERYTHING = [
     ("nvmlDeviceGetNvLinkState", 3),
     ("nvmlDeviceGetNvLinkErrorCounter", 3, pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
     ("nvmlDeviceGetP2PStatus", OTHER_GPU, pynvml.NVML_P2P_CAPS_INDEX_NVLINK),
-    ("nvmlDeviceGetFieldValues", [82, 143, 144, 145, 173, 176, 230, (161, 3)]),
+    ("nvmlDeviceGetFieldValues", [82, 143, 144, 145, 173, 176, 230, (161, 3), (214, 3)]),
     FABRIC_V3,
     *((f"nvmlDeviceGet{name}",) for name in PLAIN),
 ]
