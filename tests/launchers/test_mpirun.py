@@ -26,6 +26,7 @@ SAYS = {
     "mpich": "HYDRA build details:\\n    Version: 4.0.2",
     "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 1",
 }
+FAN_OUT = {"openmpi-4": ("--mca", "routed_radix", "2"), "openmpi-5": ("--prtemca", "rml_base_radix", "2")}
 
 
 def job(line, *, kind="openmpi", decision=None, environ=None, **settings):
@@ -41,7 +42,7 @@ def job(line, *, kind="openmpi", decision=None, environ=None, **settings):
 def test_an_mpi_job_is_mpiruns():
     """auto takes it where there is a plan, and hands the plan on for the waiting that comes first."""
     name, command = build(job("mpirun -np 4 app"))
-    ssh = ("--mca", "plm_rsh_args", f"-i {FOLDER}/id_rsa …")
+    ssh = ("--mca", "plm_rsh_args", f"-i {FOLDER}/id_rsa …", *FAN_OUT["openmpi-5"])
     start = ("python3", "-IS", str(SHIM), "app")
     ours = ("mpirun", "--hostfile", f"{FOLDER}/hostfile", *ssh, "--bind-to", "none")
     assert ("mpirun", (*ours, "-x", "PATH", "-x", "TRAINER_AGENT_RANKS", "-np", "4", *start)) == (name, command.argv)
@@ -105,7 +106,7 @@ def test_dry_run_under_a_controller(image, name):
     variable = "OMPI_MCA_orte_default_hostfile" if name.startswith("openmpi") else "HYDRA_HOST_FILE"
     done = run("launch", "--dry-run", "--python", "/opt/python", "train.py", **environ, **{variable: hostfile})
     start = ("/opt/python", "-IS", str(SHIM), "/opt/python", "train.py")
-    ssh = ("--mca", "plm_rsh_args", f"-i {FOLDER}/id_rsa …")
+    ssh = ("--mca", "plm_rsh_args", f"-i {FOLDER}/id_rsa …", *FAN_OUT.get(name, ()))
     fqdn = ("--mca", "orte_keep_fqdn_hostnames", "true") if name == "openmpi-4" else ()
     openmpi = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, *fqdn, "--bind-to", "none", "-x", "PATH", "-x", MARK)
     openmpi = (*openmpi, "-x", "TRAINER_AGENT_RANKS", *start)
@@ -119,7 +120,7 @@ def test_dry_run_of_the_users_own_mpirun(image):
     environ, hostfile = image("openmpi-5")
     line = ("mpirun", "--hostfile", hostfile, "--mca", "plm_rsh_args", "-p 2222", "-np", "4", "bash", "-c", "a b")
     done = run("launch", "--dry-run", "--no-verify", "--", *line, **environ)
-    ssh = ("--mca", "plm_rsh_args", f"-p 2222 -i {FOLDER}/id_rsa …")
+    ssh = ("--mca", "plm_rsh_args", f"-p 2222 -i {FOLDER}/id_rsa …", *FAN_OUT["openmpi-5"])
     ours = (*AS_ROOT, "--hostfile", f"{FOLDER}/hostfile", *ssh, "--bind-to", "none", "-x", "PATH", "-x", MARK)
     expected = ["mpirun", *ours, "-np", "4", "bash", "-c", "a b"]
     assert (0, expected) == (done.returncode, shlex.split(done.stdout)), done.stderr
