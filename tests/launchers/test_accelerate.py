@@ -8,6 +8,7 @@ from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
 
 TORCH = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "j-0.j", "PET_MASTER_PORT": "29511"}
+MODULE = "accelerate.commands.launch"
 LAUNCH = ("accelerate", "launch", "--num_processes", "1", "train.py")
 
 
@@ -28,6 +29,13 @@ def argv(environ, *script, **settings):
     [
         (TORCH, LAUNCH, True),
         (TORCH, ("/opt/bin/accelerate", "launch", "t.py"), True),
+        (TORCH, ("accelerate-launch", "t.py"), True),
+        (TORCH, ("/opt/bin/accelerate-launch", "t.py"), True),
+        (TORCH, ("python3", "-m", "accelerate.commands.launch", "t.py"), True),
+        (TORCH, ("/opt/bin/python", "-u", "-m", "accelerate.commands.launch", "t.py"), True),
+        (TORCH, ("-m", "accelerate.commands.launch", "t.py"), True),
+        (TORCH, ("python", "-m", "accelerate.commands.config"), False),
+        (TORCH, ("bash", "-m", "accelerate.commands.launch"), False),
         (TORCH, ("accelerate", "config"), False),
         (TORCH, ("accelerate",), False),
         (TORCH, ("train.py", "launch"), False),
@@ -35,8 +43,23 @@ def argv(environ, *script, **settings):
     ],
 )
 def test_what_it_suits(environ, script, suits):
-    """`accelerate launch`, under any path, in a job with PET_* variables."""
+    """`accelerate launch`, under any path and name, in a job with PET_* variables."""
     assert suits == accelerate.suits(job(environ, *script))
+
+
+@pytest.mark.parametrize(
+    "script, start",
+    [
+        (("/opt/bin/accelerate-launch",), ("/opt/bin/accelerate-launch",)),
+        (("python3", "-u", "-m", MODULE), ("python3", "-u", "-m", MODULE)),
+        (("-m", MODULE), ("python", "-m", MODULE)),
+    ],
+)
+def test_other_names_of_accelerate_launch(script, start):
+    """The flags stand behind all words that start it, and the user's own, which count, behind them."""
+    environ = {**TORCH, "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+    flags = ("--num_machines", "1", "--num_processes", "4", "--machine_rank", "0")
+    assert (*start, *flags, "--cpu", "t.py") == accelerate.command(job(environ, *script, "--cpu", "t.py")).argv
 
 
 def test_several_nodes():

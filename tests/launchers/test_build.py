@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from trainer_agent.launchers import LAUNCHERS, Command, Job, build, is_python_file
+from trainer_agent.launchers import LAUNCHERS, Command, Job, build, interpreter_words, is_python_file
 from trainer_agent.nproc import Decision
 from trainer_agent.topology import read_topology
 
@@ -60,3 +60,20 @@ def test_the_environment_is_not_printed():
 def test_is_python_file(word, is_script):
     """A script is what ends in .py."""
     assert is_script == is_python_file(word)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("python train.py -u", 1),
+        ("/opt/bin/python3.12 -uB -X faulthandler -Wignore -W error -OO t.py", 8),
+        ("-u -m pkg", 1),
+        ("train.py -u", 0),
+        ("python -c pass", 1),
+        ("python -X", 2),
+        ("", 0),
+    ],
+)
+def test_words_of_the_interpreter(line, words):
+    """They end before the script, `-m` or `-c`; a value that is missing is Python's to report."""
+    assert words == interpreter_words(line.split())

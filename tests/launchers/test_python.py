@@ -59,6 +59,8 @@ def test_a_note_when_ranks_are_lost(environ, nproc, shape):
     "text, noted",
     [
         ("pip install x && accelerate launch train.py", "`accelerate launch` in bash ignores PET_*"),
+        ("accelerate-launch train.py", "`accelerate-launch` in bash ignores PET_*"),
+        ("python -m accelerate.commands.launch t.py", "`accelerate.commands.launch` in bash ignores PET_*"),
         ("tune run lora_finetune_distributed", "`tune run` in bash ignores PET_*"),
         ("accelerate launch --num_machines $PET_NNODES train.py", ""),
         ("pip install x && torchrun train.py", ""),

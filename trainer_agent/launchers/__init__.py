@@ -7,6 +7,7 @@ A launcher is a module with two functions: `suits(job)` says whether the user's 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ LAUNCHERS = {
     "python": "trainer_agent.launchers.python",
 }
 AUTO = "auto"
+INTERPRETER = re.compile(r"(.*/)?python[0-9.]*")
+# Python's options before a script: those alone, which may be one word, and those with a value, which may be the next.
+ALONE, VALUED = re.compile("-[bBdEIOPqsSuv]+"), re.compile("-[XW].*")
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,20 @@ def interpreted(script: Sequence[str], python: str) -> tuple[str, ...]:
     """Return `python SCRIPT…` for a script or an interpreter's option, else the command as it is."""
     first = script[0]
     return (python, *script) if is_python_file(first) or first.startswith("-") else tuple(script)
+
+
+def interpreter_words(script: Sequence[str]) -> int:
+    """Return how many words of a command are a Python interpreter and its options, up to a script or `-m`."""
+    number = 1 if script and INTERPRETER.fullmatch(script[0]) else 0
+    while number < len(script):
+        word = script[number]
+        if VALUED.fullmatch(word):
+            number += 1 if len(word) > len("-X") else 2
+        elif ALONE.fullmatch(word):
+            number += 1
+        else:
+            break
+    return min(number, len(script))
 
 
 def is_python_file(word: str) -> bool:

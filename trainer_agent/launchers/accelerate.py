@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.env import whole_number
-from trainer_agent.launchers import Command, Job, is_python_file
+from trainer_agent.launchers import Command, Job, interpreted, interpreter_words, is_python_file
 from trainer_agent.launchers.torchrun import elastic_env, options, rendezvous_conf
 from trainer_agent.topology import PET_TOPOLOGY
 
@@ -26,22 +26,23 @@ OPTIONS = (
     "PET_MODULE",
     "PET_NO_PYTHON",
 )
+# The package installs the second program, too, which starts the same; the interpreter may have options of its own.
+PROGRAMS = (("accelerate", "launch"), ("accelerate-launch",))
+MODULE = ("-m", "accelerate.commands.launch")
 
 
 def suits(job: Job) -> bool:
-    """Whether the command is `accelerate launch …` in a job with PET_* variables."""
-    return (
-        job.topology.runtime == "torch"
-        and job.script[0].rpartition("/")[2] == "accelerate"
-        and job.script[1:2] == ("launch",)
-    )
+    """Whether the command is `accelerate launch …`, however it is written, in a job with PET_* variables."""
+    return job.topology.runtime == "torch" and _words(job.script) > 0
 
 
 def command(job: Job) -> Command:
     """Return the command with machines, processes (of the whole job) and the meeting place; the user's flags win."""
     more, env = _options(job), elastic_env(job, (*PET_TOPOLOGY, *OPTIONS))
+    number = _words(job.script)
+    launch, own = interpreted(job.script[:number], job.python), job.script[number:]
     if not isinstance(job.nproc.value, int):
-        argv = (*job.script[:2], *more, *job.script[2:])
+        argv = (*launch, *more, *own)
         return Command(argv, env, elastic_agent=True, note="the number of processes is left to accelerate")
     shape = job.topology
     processes = shape.max_nodes * job.nproc.value
@@ -53,7 +54,7 @@ def command(job: Job) -> Command:
         "--machine_rank",
         str(shape.node_rank),
     ]
-    given = _given(job.script[2:])
+    given = _given(own)
     if Path(file := config_file(job.environ)).exists():
         given.setdefault("config_file", file)
     if _multi_gpu(given, processes):
@@ -63,7 +64,7 @@ def command(job: Job) -> Command:
         # DeepSpeed's own default, pdsh, wants a hostfile: without one each node trains alone. This one is torchrun.
         if MAY_BE_DEEPSPEED & given.keys() and DEEPSPEED_LAUNCHER not in given:
             flags += [f"--{DEEPSPEED_LAUNCHER}", "standard"]
-    return Command((*job.script[:2], *flags, *more, *job.script[2:]), env, elastic_agent=True)
+    return Command((*launch, *flags, *more, *own), env, elastic_agent=True)
 
 
 def config_file(environ: Mapping[str, str]) -> str:
@@ -71,6 +72,16 @@ def config_file(environ: Mapping[str, str]) -> str:
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     path = environ.get("HF_HOME", f"{cache}/huggingface") + "/accelerate/default_config.yaml"
     return environ.get("HOME", "/root") + path[1:] if path.startswith("~/") else path
+
+
+def _words(script: Sequence[str]) -> int:
+    """Return how many words say `accelerate launch`, 0 where none do."""
+    name = script[0].rpartition("/")[2]
+    for program in PROGRAMS:
+        if (name, *script[1 : len(program)]) == program:
+            return len(program)
+    python = interpreter_words(script)
+    return python + len(MODULE) if tuple(script[python : python + len(MODULE)]) == MODULE else 0
 
 
 def _multi_gpu(given: Mapping[str, str], processes: int) -> bool:

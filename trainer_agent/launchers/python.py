@@ -8,7 +8,7 @@ from trainer_agent.launchers import Command, Job, base_env, interpreted
 from trainer_agent.shells import is_shell
 
 # In a shell's text: the first ignore PET_*, and are told by flags where they are the command itself; the others obey.
-DEAF = re.compile(r"\b(accelerate\s+launch|tune\s+run)\b")
+DEAF = re.compile(r"\b(accelerate(?:\s+|-|\.commands\.)launch|tune\s+run)\b")
 TOLD = re.compile(r"--(?:num[-_]machines|nnodes)\b")
 OBEYING = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\btrainer-agent\b")
 
