@@ -62,6 +62,46 @@ def test_a_user_who_pins(name):
     assert {name: "7"} == {key: value for key, value in env(pinned, PLACE).items() if key in PINNING}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-genv I_MPI_PIN_DOMAIN=omp app",
+        "-genv I_MPI_PIN_DOMAIN omp app",
+        "-n 1 a : -env I_MPI_PIN_PROCS 0 b",
+        "--new x -genv I_MPI_PIN_DOMAIN=omp app",
+        "-binding pin=yes;domain=omp app",
+    ],
+)
+def test_a_user_who_pins_in_the_command(words):
+    """That is how Intel's manual writes it."""
+    assert "I_MPI_PIN" not in env(plan(f"mpirun {words}", kind="intel"), PLACE)
+
+
+def test_other_variables_in_the_command_pin_nothing():
+    """Nor does a program's word."""
+    assert "0" == env(plan("mpirun -genv A=1 app I_MPI_PIN_DOMAIN=omp", kind="intel"), PLACE)["I_MPI_PIN"]
+
+
+@pytest.mark.parametrize(
+    "kind, environ, line, ours",
+    [
+        ("mpich", {"HYDRA_IFACE": "ib0"}, "mpiexec app", False),
+        ("mpich", {"HYDRA_LOCALHOST": "10.0.0.1"}, "mpiexec app", False),
+        ("mpich", {"HYDRA_IFACE": " "}, "mpiexec app", True),
+        ("mpich", {"I_MPI_HYDRA_IFACE": "ib0"}, "mpiexec app", True),
+        ("mpich", {}, "mpiexec -genv HYDRA_IFACE ib0 app", True),
+        ("intel", {"I_MPI_HYDRA_IFACE": "ib0"}, "mpiexec app", False),
+        ("intel", {"HYDRA_LOCALHOST": "10.0.0.1"}, "mpiexec app", True),
+        ("intel", {}, "mpiexec -genv I_MPI_HYDRA_IFACE ib0 app", False),
+    ],
+)
+def test_a_user_who_names_an_interface(kind, environ, line, ours):
+    """hydra itself reads a variable only where no option says otherwise, so ours would win."""
+    found = plan(line, kind=kind, environ=environ)
+    assert ours == ("-iface" in argv(found, PLACE))
+    assert environ.items() <= env(found, PLACE).items()
+
+
 ENVIRON = {
     "PATH": "/bin",
     "MASTER_PORT": "29500",

@@ -138,3 +138,16 @@ def test_the_number_of_ranks(line, count):
 def test_a_command_that_is_no_mpirun():
     """It is started on all ranks as it is, even where it begins like an option."""
     assert (Asked("mpirun", (Part((), ("-m", "pkg", ":")),)), None) == (plain(("-m", "pkg", ":")), plain(("a",)).count)
+
+
+@pytest.mark.parametrize(
+    "line, names",
+    [
+        ("mpirun -genv A=1 -genv B 2 -n 1 a C=3 : -env D 4 b", {"A", "B", "D"}),
+        ("mpirun -genv", set()),
+        ("mpirun --new x -genv A=1 app", {"--new", "x", "-genv", "A", "app"}),
+    ],
+)
+def test_variables(line, names):
+    """Those that hydra is told to set, by either form; where nobody knows the options, they may be any words."""
+    assert names == of(line).variables

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from trainer_agent.mpi.plan import Place, Plan
 
 HOST_LISTS = ("hosts", "host", "H")
-PINNING = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL")
+PINNING = (
+    *("I_MPI_PIN", "I_MPI_PIN_CELL", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_ORDER", "I_MPI_PIN_PROCS"),
+    *("I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_PROCESSOR_EXCLUDE_LIST"),
+)
+# How else an interface is chosen than by options, which win; ranks alone see what MPICH's `-genv` sets.
+INTERFACES = {"mpich": ("HYDRA_IFACE", "HYDRA_LOCALHOST"), "intel": ("I_MPI_HYDRA_IFACE",)}
 
 
 def ssh_args(_plan: Plan) -> tuple[str, ...]:
@@ -26,7 +31,7 @@ def argv(plan: Plan, place: Place) -> tuple[str, ...]:
     words = [asked.program]
     if not asked.values(*HOST_LISTS):  # MPICH refuses both
         words += ["-machinefile", place.hostfile]  # with -f Intel MPI takes the cores for the slots
-    if place.interface and not asked.has("iface", "localhost"):
+    if place.interface and not asked.has("iface", "localhost") and not _interface_is_said(plan):
         words += ["-iface", place.interface]  # else workers look for the launcher by a name that DNS may not have
     for number, part in enumerate(asked.parts):
         words += [":"] * bool(number)
@@ -44,6 +49,12 @@ def env(plan: Plan, place: Place) -> dict[str, str]:
     own |= {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": words}
     # Else workers call the others where there are many (128), without the launcher's key.
     own["I_MPI_HYDRA_BRANCH_COUNT"] = str(len(plan.hosts.entries))
-    if not any(name in own for name in PINNING):
+    if not {*PINNING} & (own.keys() | plan.asked.variables) and not plan.asked.has("binding"):
         own["I_MPI_PIN"] = "0"  # else the visible cores are divided among the ranks, whatever the pod's quota
     return own
+
+
+def _interface_is_said(plan: Plan) -> bool:
+    said = {name for name, value in plan.environ.items() if value.strip()}
+    kind = plan.implementation.kind
+    return bool({*INTERFACES[kind]} & (said | plan.asked.variables if kind == "intel" else said))

@@ -35,7 +35,7 @@ ONE = (
     *("perhost", "grr", "rr", "genvlist", "envlist", "configfile", "launcher", "bootstrap", "launcher-exec", "rmk"),
     *("bootstrap-exec", "topolib", "membind", "demux", "iface", "prepend-pattern", "outfile-pattern", "usize"),
     *("errfile-pattern", "nameserver", "order-nodes", "localhost", "gpus-per-proc", "memory-alloc-kinds", "rankmap"),
-    *("machine", "hosts-group", "gtool", "gtoolfile", "s", "cpu-bind", "host-list", "pmi-args"),
+    *("machine", "binding", "hosts-group", "gtool", "gtoolfile", "s", "cpu-bind", "host-list", "pmi-args"),
 )
 NONE = (
     *("allow-run-as-root", "bind-to-core", "bind-to-socket", "bycore", "bynode", "byslot", "continuous", "debug"),
@@ -93,6 +93,13 @@ class Asked:
         """Return whether one of these options is given; after an unknown one, whether it may be."""
         left = [word for part in self.parts for word in part.command if self.unknown and word.startswith("-")]
         return bool(self.values(*names)) or any(name_of(word) in names for word in left)
+
+    @property
+    def variables(self) -> set[str]:
+        """The names of the variables that hydra is told to set; after an unknown option, all that may be such names."""
+        set_by_options = [values[0] for values in self.values(*VARIABLES) if values]
+        left = [word for part in self.parts for word in part.command if self.unknown]
+        return {word.partition("=")[0] for word in (*set_by_options, *left)}
 
     @property
     def count(self) -> int | None:
