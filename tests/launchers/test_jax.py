@@ -77,11 +77,13 @@ def start(project, *words, python=(sys.executable,), **more):
         (("train.py", "--lr", "1"), ("/venv/python", jax.START, "train.py", "--lr", "1")),
         (("-m", "pkg", "-m", "x"), ("/venv/python", jax.START, "-m", "pkg", "-m", "x")),
         (("python3", "train.py"), ("python3", jax.START, "train.py")),
+        (("python", "-u", "-X", "dev", "t.py", "-u"), ("python", "-u", "-X", "dev", jax.START, "t.py", "-u")),
+        (("-u", "-m", "pkg"), ("/venv/python", "-u", jax.START, "-m", "pkg")),
         (("/opt/bin/python3.12", "-m", "pkg"), ("/opt/bin/python3.12", jax.START, "-m", "pkg")),
     ],
 )
 def test_commands(script, argv):
-    """Scripts and modules, with the interpreter that was named."""
+    """Scripts and modules, with the interpreter that was named, and with its options."""
     assert Command(argv, JAX) == jax.command(job(JAX, *script))
 
 
@@ -103,7 +105,7 @@ def test_it_is_asked_for_by_name():
 
 
 @pytest.mark.parametrize(
-    "script", [("bash", "-c", "x"), ("-c", "pass"), ("-m",), ("python",), ("python", "-u", "t.py")]
+    "script", [("bash", "-c", "x"), ("-c", "pass"), ("-m",), ("python",), ("python", "-i", "t.py"), ("python", "-u")]
 )
 def test_a_command_that_is_no_script(script):
     """Nothing can be done before a program that is not ours to import."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from trainer_agent.errors import FatalError
-from trainer_agent.launchers import Command, Job, base_env, is_python_file, python
+from trainer_agent.launchers import INTERPRETER, Command, Job, base_env, interpreter_words, is_python_file, python
 
 START = str(Path(__file__).with_name("jax_start.py"))
-INTERPRETER = re.compile(r"(.*/)?python[0-9.]*")
 
 
 def suits(job: Job) -> bool:
@@ -26,9 +24,10 @@ def command(job: Job) -> Command:
     """
     if job.topology.runtime != "jax" or job.topology.single_node:
         return python.command(job)
-    first, script = job.python, job.script
-    if INTERPRETER.fullmatch(script[0]):
-        first, script = script[0], script[1:]
+    number = interpreter_words(job.script)
+    start, script = job.script[:number], job.script[number:]
+    if not (start and INTERPRETER.fullmatch(start[0])):
+        start = (job.python, *start)
     if not script or not (is_python_file(script[0]) or (script[0] == "-m" and len(script) > 1)):
         raise FatalError(
             "jax-not-a-script",
@@ -36,4 +35,4 @@ def command(job: Job) -> Command:
             hint="give it as train.py or -m MODULE; any other command starts with --launcher python, "
             "and has to call jax.distributed.initialize() with the values of JAX_* itself",
         )
-    return Command((first, START, *script), base_env(job))
+    return Command((*start, START, *script), base_env(job))
