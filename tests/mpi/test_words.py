@@ -74,6 +74,12 @@ SDK = ("mpirun", "--hostfile", "/etc/mpi/hostfile", "bash", "-c", "python train.
         ("mpiexec -genv A B=1 app", [("-genv", "A", "B=1")], ("app",)),
         ("mpiexec -l -prepend-rank -iface eth0 app", [("-l",), ("-prepend-rank",), ("-iface", "eth0")], ("app",)),
         ("mpirun -genvlist A,B -bootstrap ssh app", [("-genvlist", "A,B"), ("-bootstrap", "ssh")], ("app",)),
+        ("mpirun --preload-binary --hetero-nodes app", [("--preload-binary",), ("--hetero-nodes",)], ("app",)),
+        ("mpirun --display-comm --amca f app", [("--display-comm",), ("--amca", "f")], ("app",)),
+        ("mpirun --forward-signals SIGUSR1 app", [("--forward-signals", "SIGUSR1")], ("app",)),
+        ("mpirun --spawn-timeout 9 --tmpdir /t app", [("--spawn-timeout", "9"), ("--tmpdir", "/t")], ("app",)),
+        ("mpirun --set-env A=1 --pset a app", [("--set-env", "A=1"), ("--pset", "a")], ("app",)),
+        ("mpirun -branch-count 4 -n 2 app", [("-branch-count", "4"), ("-n", "2")], ("app",)),
         ("mpirun", [], ()),
         ("mpirun -np", [("-np",)], ()),
         ("mpirun --mca a", [("--mca", "a")], ()),
@@ -99,6 +105,12 @@ def test_an_option_that_nobody_knows(line):
     asked = of(line)
     assert ("--new-option", 2, [("2",)]) == (asked.unknown, asked.count, asked.values("np"))
     assert line.split() == words_of(asked)
+
+
+def test_an_option_that_means_two_things():
+    """After Open MPI's `-s`, which copies the program, comes the program; after hydra's come ranks for stdin."""
+    asked = of("mpirun -n 2 -s ./app")
+    assert ("-s", ("-s", "./app")) == (asked.unknown, asked.parts[0].command)
 
 
 def test_what_may_stand_behind_an_unknown_option():

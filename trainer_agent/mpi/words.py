@@ -23,6 +23,7 @@ PLACEMENT = (
 NO_ENVIRONMENT = ("genvnone", "genvlist", "envnone", "envlist")
 VARIABLES = ("genv", "env")
 # How many words follow an option: those of Open MPI 4 and 5 (orterun and prterun), MPICH and Intel MPI (hydra).
+# `-s` is not among them: one word follows hydra's, none Open MPI's.
 TWO = (*("mca", "gmca", "omca", "gomca", "prtemca", "gprtemca", "pmixmca", "gpmixmca", *VARIABLES),)  # name and value
 ONE = (
     *HOSTFILES,
@@ -35,7 +36,9 @@ ONE = (
     *("perhost", "grr", "rr", "genvlist", "envlist", "configfile", "launcher", "bootstrap", "launcher-exec", "rmk"),
     *("bootstrap-exec", "topolib", "membind", "demux", "iface", "prepend-pattern", "outfile-pattern", "usize"),
     *("errfile-pattern", "nameserver", "order-nodes", "localhost", "gpus-per-proc", "memory-alloc-kinds", "rankmap"),
-    *("machine", "binding", "hosts-group", "gtool", "gtoolfile", "s", "cpu-bind", "host-list", "pmi-args"),
+    *("machine", "binding", "hosts-group", "gtool", "gtoolfile", "cpu-bind", "host-list", "pmi-args", "branch-count"),
+    *("amca", "forward-signals", "gpu-support", "initial-errhandler", "output-directory", "pset", "set-env", "tmpdir"),
+    *("spawn-timeout", "unset-env"),
 )
 NONE = (
     *("allow-run-as-root", "bind-to-core", "bind-to-socket", "bycore", "bynode", "byslot", "continuous", "debug"),
@@ -48,7 +51,9 @@ NONE = (
     *("use-hwthread-cpus", "use-regexp", "q", "quiet", "verbose", "genvnone", "genvall", "envnone", "envall"),
     *("enable-x", "disable-x", "info", "print-all-exitcodes", "profile", "prepend-rank", "l", "pmi-port"),
     *("disable-auto-cleanup", "disable-hostname-propagation", "skip-launch-node", "hybrid-hosts", "silent-abort"),
-    *("print-rank-map", "prepend-timestamp", "prot", "aps", "mps", ""),  # `--` ends Open MPI's options
+    *("display-comm", "display-comm-finalize", "hetero-nodes", "parsable", "parseable", "preload-binary"),
+    *("print-rank-map", "prepend-timestamp", "prot", "aps", "mps", "stop-on-exec", "stop-in-app"),
+    "",  # `--` ends Open MPI's options
 )
 FOLLOWING = dict.fromkeys(NONE, 0) | dict.fromkeys(ONE, 1) | dict.fromkeys(TWO, 2)
 
