@@ -82,6 +82,16 @@ def test_words_for_ssh(image):
     assert ("-v", "-o", "ConnectionAttempts=10") == plan(line, environ).ssh_args
 
 
+def test_words_of_the_agent(image):
+    """As in mpirun they come before all others; another program than ssh ends it before anybody is waited for."""
+    environ = {**image(), "PRTE_MCA_plm_ssh_args": "-v"}
+    assert ("-p", "2222", "-v") == plan("app", {**environ, "PRTE_MCA_plm_ssh_agent": "ssh -p 2222"}).ssh_args
+    with pytest.raises(FatalError, match="PRTE_MCA_plm_ssh_agent"):
+        plan("app", {**environ, "PRTE_MCA_plm_ssh_agent": "/etc/mpi/kubexec.sh"})
+    alone = image(text="a slots=2")
+    assert () == plan("app", {**alone, "PRTE_MCA_plm_ssh_agent": "/etc/mpi/kubexec.sh"}).ssh_args
+
+
 @pytest.mark.parametrize(
     "line, settings, verified",
     [

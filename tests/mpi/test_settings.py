@@ -47,9 +47,17 @@ def test_settings_for_explain():
     """Each variable that is set, with its effect, and no other."""
     expected = [
         Setting("HYDRA_HOST_FILE", "/h", "environment", "the hosts, as MPICH is told"),
+        Setting(
+            "OMPI_MCA_plm_rsh_agent",
+            "ssh -q",
+            "environment",
+            "the program that reaches the hosts, as Open MPI 4 is told",
+        ),
         Setting("K_MPI_JOB_ROLE", "launcher", "environment", "what this pod is, as mpi-operator says"),
     ]
-    assert expected == settings({"HYDRA_HOST_FILE": "/h", "K_MPI_JOB_ROLE": "launcher", "PATH": "/bin"})
+    assert expected == settings(
+        {"OMPI_MCA_plm_rsh_agent": "ssh -q", "HYDRA_HOST_FILE": "/h", "K_MPI_JOB_ROLE": "launcher", "PATH": "/bin"}
+    )
 
 
 @pytest.mark.parametrize("injected", [TRAINER, OPERATOR_INTEL, OPERATOR_MPICH])

@@ -10,6 +10,7 @@ from trainer_agent import hostfile
 from trainer_agent.errors import FatalError
 from trainer_agent.launchers import interpreted
 from trainer_agent.mpi import hydra, openmpi, words
+from trainer_agent.mpi.agents import agent_words
 from trainer_agent.mpi.implementation import detect
 from trainer_agent.mpi.plan import Plan
 from trainer_agent.mpi.settings import INJECTED, read_injected
@@ -40,16 +41,18 @@ def read_plan(
         path: the hostfile, instead of what the command, the environment and the controllers' place say.
 
     Raises:
-        FatalError: there is no hostfile or no mpirun, or one that nobody can use.
+        FatalError: there is no hostfile or no mpirun, or one that nobody can use, or no ssh is to be used.
     """
     own = is_mpirun(script)
     asked = words.parse(script) if own else words.plain(interpreted(script, python))
     _check(asked)
     injected = read_injected(environ)
     implementation = detect(asked.program, environ)
+    hosts = _hosts(path or _path(asked, injected), injected)
+    agent = agent_words(asked, environ, implementation, alone=len(hosts.entries) == 1)
     plan = Plan(
         implementation=implementation,
-        hosts=_hosts(path or _path(asked, injected), injected),
+        hosts=hosts,
         asked=asked,
         ssh_args=injected.ssh_args,
         python=python,
@@ -58,7 +61,7 @@ def read_plan(
         verified=verified and not asked.unknown and not asked.has(*words.NO_ENVIRONMENT),
         root=os.geteuid() == 0,
     )
-    return replace(plan, ssh_args=(*module(plan).ssh_args(plan), *plan.ssh_args))
+    return replace(plan, ssh_args=(*agent, *module(plan).ssh_args(plan), *plan.ssh_args))
 
 
 def module(plan: Plan) -> ModuleType:

@@ -25,6 +25,10 @@ SSH_ARGS = {
     # mpi-operator writes it so, and no MPICH reads it.
     "HYDRA_LAUNCH_EXTRA_ARGS": "more words for ssh, in mpi-operator's spelling, which no MPICH reads",
 }
+AGENTS = {
+    "OMPI_MCA_plm_rsh_agent": "the program that reaches the hosts, as Open MPI 4 is told",
+    "PRTE_MCA_plm_ssh_agent": "the program that reaches the hosts, as Open MPI 5 is told",
+}
 SLOTS = {
     "OMPI_MCA_orte_set_default_slots": "slots of hosts without a number, as Open MPI 4 is told",
     "PRTE_MCA_prte_set_default_slots": "slots of hosts without a number, as Open MPI 5 is told",
@@ -61,7 +65,7 @@ def read_injected(environ: Mapping[str, str]) -> Injected:
 
 def settings(environ: Mapping[str, str]) -> list[Setting]:
     """Return the variables of MPI that are set, for `explain`."""
-    known = {**HOSTFILES, **SSH_ARGS, **SLOTS, ROLE: "what this pod is, as mpi-operator says"}
+    known = {**HOSTFILES, **SSH_ARGS, **AGENTS, **SLOTS, ROLE: "what this pod is, as mpi-operator says"}
     reader = Reader({name: environ[name] for name in known if name in environ})
     for name in reader.environ:
         reader.get(name, effect=known[name])
