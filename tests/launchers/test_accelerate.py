@@ -72,6 +72,12 @@ def test_several_nodes():
     assert Command(expected, {"OMP_NUM_THREADS": "2"}, elastic_agent=True) == accelerate.command(job(TORCH))
 
 
+def test_a_script_alone():
+    """As `--launcher accelerate -- train.py` gives it."""
+    command = accelerate.command(job({**TORCH, "HF_HOME": "/nowhere"}, "train.py"))
+    assert (("accelerate", "launch"), "train.py") == (command.argv[:2], command.argv[-1])
+
+
 STANDARD = ("--deepspeed_multinode_launcher", "standard")
 
 

@@ -40,7 +40,8 @@ def command(job: Job) -> Command:
     """Return the command with machines, processes (of the whole job) and the meeting place; the user's flags win."""
     more, env = _options(job), elastic_env(job, (*PET_TOPOLOGY, *OPTIONS))
     number = _words(job.script)
-    launch, own = interpreted(job.script[:number], job.python), job.script[number:]
+    launch = interpreted(job.script[:number], job.python) if number else PROGRAMS[0]
+    own = job.script[number:]
     if not isinstance(job.nproc.value, int):
         argv = (*launch, *more, *own)
         return Command(argv, env, elastic_agent=True, note="the number of processes is left to accelerate")
