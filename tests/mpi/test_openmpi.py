@@ -192,6 +192,7 @@ def test_version_5_takes_a_list_of_variables_beside_options():
         ("mpirun app", ()),
         ("mpirun --mca plm_rsh_args -v app", ("-v",)),
         ("mpirun --mca btl tcp --prtemca plm_ssh_args -4 app", ("-4",)),
+        ("mpirun --omca plm_ssh_args -4 app", ("-4",)),
         (("mpirun", "--mca", "plm_rsh_args", "-p 2222 -v", "app"), ("-p", "2222", "-v")),
         ("mpirun --mca=plm_rsh_args app", ()),
     ],

@@ -26,9 +26,11 @@ def _variable(name: str, environ: Mapping[str, str]) -> str:
 
 def _is_direct(netloc: str, host: str, environ: Mapping[str, str]) -> bool:
     """Return whether `NO_PROXY` has its name, a domain above it, its address or a network of it, as for Go."""
+    listed = _variable("no_proxy", environ)
+    if not listed:
+        return False
     from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
-    listed = _variable("no_proxy", environ)
     names = [name.strip() for name in listed.split(",")]
     if "*" in names or proxy_bypass_environment(netloc, {"no": listed}):
         return True

@@ -31,8 +31,7 @@ MAPPING_PARAMETERS = ("rmaps_base_mapping_policy", "rmaps_default_mapping_policy
 
 def ssh_args(plan: Plan) -> tuple[str, ...]:
     """Return the words for ssh that stand in the user's own command."""
-    values = plan.asked.values("mca", "prtemca")
-    return tuple(word for name, *value in values if name in SSH_ARGS for word in " ".join(value).split())
+    return tuple(word for name, value in _parameters(plan) if name in SSH_ARGS for word in value.split())
 
 
 def argv(plan: Plan, place: Place) -> tuple[str, ...]:
@@ -68,6 +67,11 @@ def env(plan: Plan, _place: Place) -> dict[str, str]:
     return own
 
 
+def _parameters(plan: Plan) -> list[tuple[str, str]]:
+    """Return the parameters that the user's own command sets, in their order."""
+    return [(name, " ".join(value)) for name, *value in plan.asked.values(*PARAMETERS)]
+
+
 def _names(plan: Plan) -> list[str]:
     """Return the names of the variables that the ranks are to get."""
     return list(dict.fromkeys([*exported(plan), *([RANKS] if plan.verified else [])]))
@@ -77,20 +81,18 @@ def _env_list(plan: Plan) -> str:
     """Return the user's list of variables where there can be no `-x` beside it."""
     if plan.implementation.major >= 5:
         return ""
-    given = [" ".join(value) for name, *value in plan.asked.values(*PARAMETERS) if name == ENV_LIST]
-    return given[-1] if given else plan.environ.get(f"OMPI_MCA_{ENV_LIST}", "")
+    return dict(_parameters(plan)).get(ENV_LIST) or plan.environ.get(f"OMPI_MCA_{ENV_LIST}", "")
 
 
 def _binds(plan: Plan) -> bool:
     """Whether the user says on which cores his ranks run, by an option, a parameter or a variable."""
     if plan.asked.has(*BINDING):
         return True
-    given = {name: " ".join(value) for name, *value in plan.asked.values(*PARAMETERS)}
     of_environ = {name.partition("_MCA_")[2]: value for name, value in plan.environ.items() if "_MCA_" in name}
-    given = of_environ | given
-    mapped = [*plan.asked.values("map-by"), *((given[name],) for name in MAPPING_PARAMETERS if name in given)]
-    bound = any("pe=" in " ".join(words).lower() for words in mapped)
-    return bound or any(name in given for name in BINDING_PARAMETERS)
+    parameters = of_environ | dict(_parameters(plan))
+    mapped = [" ".join(words) for words in plan.asked.values("map-by")]
+    mapped += [parameters.get(name, "") for name in MAPPING_PARAMETERS]
+    return not parameters.keys().isdisjoint(BINDING_PARAMETERS) or any("pe=" in words.lower() for words in mapped)
 
 
 def _replaced(option: tuple[str, ...], plan: Plan) -> bool:
