@@ -23,6 +23,7 @@ REQUEST = {"memory_bytes": 1024 * MIB, "host_bytes": 256 * MIB, "box_s": 1.0, "h
 # GB/s of a lane in one direction by the generation of PCIe: its rate, less the encoding.
 LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
 LEAST_SAMPLES = 2
+WIDTH, GENERATION = "pcie_width", "pcie_generation"  # of the link, as `Gpu` has them
 NEIGHBOURS = 0.9  # heuristic, for models without numbers of their own
 
 MEMORY = Rule(
@@ -148,7 +149,8 @@ def _link(work: Work, target: Target, answer: Mapping[str, Any]) -> list[Gpu]:
 
 def _of_lanes(work: Work, target: Target, *, virtual: bool) -> Severity:
     """Return how much it weighs that a GPU has fewer lanes than it could have."""
-    return target.gpu.model.lanes_severity(virtual=virtual, beside_whole=_beside_whole(work, target))
+    whole = any(0 < wanted <= best for best, wanted in _beside(work, target, WIDTH))
+    return target.gpu.model.lanes_severity(virtual=virtual, beside_whole=whole)
 
 
 def _peak(work: Work, target: Target, answer: Mapping[str, Any], *, virtual: bool) -> float | None:
@@ -158,21 +160,21 @@ def _peak(work: Work, target: Target, answer: Mapping[str, Any], *, virtual: boo
         return None
     lane, width = LANE_GBPS.get(ends[1].pcie_generation_max or 0), ends[1].pcie_width_max
     if _of_lanes(work, target, virtual=virtual) is Severity.INFO:
-        width = _lanes(_link(work, target, answer))[0] or width
+        width = _seen(_link(work, target, answer), WIDTH)[0] or width
     return lane * width if lane and width else None
 
 
-def _lanes(samples: Sequence[Gpu]) -> tuple[int, int]:
-    """Return how many lanes were seen at best, and how many there can be; zeroes where too little was seen."""
+def _seen(samples: Sequence[Gpu], what: str) -> tuple[int, int]:
+    """Return the most that was seen of width or generation, and what there can be; zeroes where too little was seen."""
     if len(samples) < LEAST_SAMPLES:
         return 0, 0
-    return max(gpu.pcie_width or 0 for gpu in samples), samples[-1].pcie_width_max or 0
+    return max(getattr(gpu, what) or 0 for gpu in samples), getattr(samples[-1], f"{what}_max") or 0
 
 
-def _beside_whole(work: Work, target: Target) -> bool:
-    """Return whether another GPU of the same name had all of its lanes."""
+def _beside(work: Work, target: Target, what: str) -> list[tuple[int, int]]:
+    """Return the same of all other GPUs of the same name."""
     others = [(t, a) for t, a in work.answers if t is not target and t.gpu.name == target.gpu.name]
-    return any(0 < wanted <= best for best, wanted in (_lanes(_link(work, t, a)) for t, a in others))
+    return [_seen(_link(work, other, answer), what) for other, answer in others]
 
 
 def _links(
@@ -181,7 +183,7 @@ def _links(
     samples = _link(work, target, answer)
     certain = not virtual and target.gpu.model is not UNKNOWN
     severity = Severity.ERROR if certain else Severity.WARNING
-    lanes, all_lanes = _lanes(samples)
+    lanes, all_lanes = _seen(samples, WIDTH)
     narrow, whole = 0 < lanes < all_lanes, 0 < all_lanes <= lanes
     of_lanes = _of_lanes(work, target, virtual=virtual)
     if peak := _peak(work, target, answer, virtual=virtual):
@@ -205,21 +207,13 @@ def _links(
 
 def _old(work: Work, target: Target, samples: Sequence[Gpu], *, virtual: bool) -> Iterator[Row]:
     """A riser, or what was set in the BIOS, may hold a slot's generation down, which NVML's maximum does not show."""
-    best, wanted = _generations(samples)
+    best, wanted = _seen(samples, GENERATION)
     if 0 < best < wanted:
-        others = [(t, a) for t, a in work.answers if t is not target and t.gpu.name == target.gpu.name]
-        reached = any(_generations(_link(work, t, a))[0] >= wanted for t, a in others)
+        reached = any(other >= wanted for other, _ in _beside(work, target, GENERATION))
         certain = not virtual and (target.gpu.model.sxm or (target.gpu.model.ecc and reached))
         text = f"PCIe has {best} as its generation while data goes over it, wanted {wanted}"
         evidence = {"pcie_generation": best, "pcie_generation_max": wanted}
         yield replace(OLD, severity=Severity.ERROR if certain else Severity.WARNING), (target.gpu, text, evidence)
-
-
-def _generations(samples: Sequence[Gpu]) -> tuple[int, int]:
-    """Return the generation that was seen at best, and the one there can be; zeroes where too little was seen."""
-    if len(samples) < LEAST_SAMPLES:
-        return 0, 0
-    return max(gpu.pcie_generation or 0 for gpu in samples), samples[-1].pcie_generation_max or 0
 
 
 def _host(
