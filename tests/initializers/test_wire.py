@@ -10,7 +10,14 @@ import pytest
 from authority import server_context
 
 from trainer_agent.initializers import wire as wire_module
-from trainer_agent.initializers.wire import BUFFER_BYTES, ConnectTimeoutError, CutError, UnframedError, Wire
+from trainer_agent.initializers.wire import (
+    BUFFER_BYTES,
+    WINDOW_BYTES,
+    ConnectTimeoutError,
+    CutError,
+    UnframedError,
+    Wire,
+)
 
 BODY = bytes(range(256)) * 4096  # 1 MiB, several buffers
 
@@ -99,6 +106,21 @@ def test_bodies_of_any_size_arrive_on_one_connection(serve, size):
 
     assert [read(wire) for _ in range(3)] == [BODY[:size]] * 3
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("far_s, wide", [(0.0, True), (1e9, False)], ids=["far", "near"])
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_what_a_far_server_sends_need_not_wait(serve, monkeypatch, tls, far_s, wide):
+    """The kernel takes more of it before anybody reads; the last bytes of a body are told as ever."""
+    monkeypatch.setattr(wire_module, "FAR_S", far_s)
+    server, wire = serve(plain(b"abc"), plain(b"abc"), tls=tls)
+    assert read(wire) == b"abc"
+    answer = wire.ask("GET", "http://somewhere/o", {})
+    options = socket.SO_RCVBUF, socket.SO_RCVLOWAT
+    window, least = (answer._connection.socket.getsockopt(socket.SOL_SOCKET, option) for option in options)
+
+    assert (b"".join(map(bytes, answer.pieces())), server.connections) == (b"abc", 1)
+    assert (window >= WINDOW_BYTES, least) == (wide, 1)
 
 
 def test_what_is_sent_and_what_is_told(serve):

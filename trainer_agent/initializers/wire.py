@@ -11,9 +11,13 @@ import re
 import socket
 import struct
 import threading
+import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
+
+from trainer_agent.initializers.streams import FAR_S
 
 if TYPE_CHECKING:
     import ssl
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 # Measured: what is read at once should stay in the processor's cache until it is written; 1 MiB takes twice the time.
 BUFFER_BYTES = 256 * 1024
+# What comes from a far server should not wait for the window to grow. Measured with 30 ms to the first byte: a tenth
+# less time and a sixth less of the processor; nearby it brings nothing.
+WINDOW_BYTES = 1 << 20
+# So that a head and a body of that size are read at once.
+HEAD_BYTES = 4096
 # Of a connection whose body nobody reads to the end, this much is read so that it can be kept.
 ERROR_BYTES = 64 * 1024
 END_OF_HEAD = b"\r\n\r\n"
@@ -153,13 +162,15 @@ class _Connection:
         self.socket = connected
         self.is_tls = is_tls
         self.flags = 0 if is_tls else socket.MSG_WAITALL
-        self.buffer = bytearray(BUFFER_BYTES)
+        self.buffer = bytearray(HEAD_BYTES + BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self.got = 0  # bytes in the buffer once a head has been read
+        self._wide = False
         weakref.finalize(self, connected.close)  # when the thread that kept it has ended
 
     def ask(self, request: bytes) -> bytes:
         """Return the head of the answer; none when the connection has ended."""
+        asked_at = time.monotonic()
         try:
             self.socket.sendall(request)
             head = self._read_head()
@@ -170,6 +181,8 @@ class _Connection:
             raise
         if not head:
             self.close()
+        elif not self._wide and time.monotonic() - asked_at >= FAR_S:
+            self._widen()
         return head
 
     def fill(self, size: int) -> memoryview:
@@ -188,6 +201,13 @@ class _Connection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+    def _widen(self) -> None:
+        """Have the kernel take more before anybody reads it; SO_RCVBUF would end its own tuning of that."""
+        self._wide = True
+        with suppress(OSError):  # a kernel that knows no such thing
+            for least in WINDOW_BYTES, 1:
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def _read_head(self) -> bytes:
         self.got = 0
