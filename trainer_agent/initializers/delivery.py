@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import Entry, OfflineError, hidden, names, patterns, record
+from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
@@ -57,6 +57,7 @@ class Delivery:
         self, order: Order, claim: Claim | NoClaim, *, boot: str, host: Host, lost: Callable[[], None]
     ) -> None:
         self.order = order
+        self.parts = order.hidden / PARTS
         self.claim = claim
         self.boot = boot
         self.host = host
@@ -78,7 +79,7 @@ class Delivery:
         """The journal of the attempts since; whatever is written comes after it."""
         if not self.claim.writable:
             self.claim.confirm()
-        (self.order.hidden / PARTS).mkdir(parents=True, exist_ok=True)
+        self.parts.mkdir(parents=True, exist_ok=True)
         return Journal(self.order.hidden, uri=self.order.source.uri, boot=self.boot)
 
     @cached_property
@@ -151,13 +152,15 @@ class Delivery:
         self.claim.confirm()  # waiting may have taken long; another agent's parts have the same names
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
         self._remove_stale()  # first: a file that is gone may have become a directory
-        self._tell_replaced(names.check_parents(destination, [s.entry.path for s in whole]))
-        parents = {(destination / s.entry.path).parent for s in whole}
+        if self._there() != {HIDDEN}:
+            self._tell_replaced(names.check_parents(destination, [s.entry.path for s in whole]))
+        parents = [destination / name for name in {s.entry.path.rpartition("/")[0] for s in whole}]
         for parent in parents:
             parent.mkdir(parents=True, exist_ok=True)
         for staged in whole:
             self.claim.check()
-            staged.part.replace(destination / staged.entry.path)
+            # Not Path.replace: for many files, making paths takes longer than the renames.
+            os.replace(staged.part, f"{destination}/{staged.entry.path}")  # noqa: PTH105
             self.kept[staged.entry.path] = staged.kept
         self.disk.wait(parents)
         self.claim.confirm()
@@ -277,7 +280,7 @@ class Delivery:
     def _plan(self, entry: Entry) -> None:
         """Decide how to get one file."""
         self.kept.pop(entry.path, None)
-        part = self.order.hidden / PARTS / part_name(entry.path, entry.version)
+        part = self.parts / part_name(entry.path, entry.version)
         saved = self._saved(entry)
         if saved and saved.identity:
             if has_identity(self.order.destination / entry.path, saved.identity):
@@ -310,16 +313,19 @@ class Delivery:
 
     def _look_ahead(self) -> None:
         """Refuse now what would be in the way of publishing; what is not there cannot be."""
-        with os.scandir(self.order.destination) as found:
-            there = frozenset(entry.name for entry in found)
+        there = self._there()
         coming = (e.path for e in (*(s.entry for s in self.staged), *(f.entry for f in self.incoming)))
         known = [path for path in coming if path.partition("/")[0] in there]
         names.check_parents(self.order.destination, known, leaving=self._find_stale() if known else ())
 
+    def _there(self) -> frozenset[str]:
+        with os.scandir(self.order.destination) as found:
+            return frozenset(entry.name for entry in found)
+
     def _remove_dead_parts(self) -> None:
         """Unlink what nobody goes on with: it takes space."""
         alive = {s.part.name for s in self.staged} | {f.part.name for f in self.incoming if f.saved is not None}
-        dead = [part for part in (self.order.hidden / PARTS).iterdir() if part.name not in alive]
+        dead = [part for part in self.parts.iterdir() if part.name not in alive]
         for part in dead:
             part.unlink()
         if dead and not alive:  # the disk may have refused them, and would tell it once more
@@ -366,7 +372,7 @@ class Delivery:
         """Remove what only unfinished attempts need; one that was killed after it wrote the record has not."""
         if not self.claim.writable:
             return  # somebody else may need it
-        shutil.rmtree(self.order.hidden / PARTS, ignore_errors=True)
+        shutil.rmtree(self.parts, ignore_errors=True)
         with suppress(OSError):  # the destination may be read-only by now
             (self.order.hidden / JOURNAL).unlink(missing_ok=True)
 

@@ -220,6 +220,8 @@ def _check_space(deliveries: Sequence[Delivery]) -> None:
 
 def _missing(file: Incoming) -> int:
     """Return the bytes that a file still takes on disk."""
+    if file.saved is None:
+        return file.entry.size  # what there was of it has been removed
     try:
         there = file.part.stat().st_blocks * 512
     except OSError:

@@ -318,7 +318,8 @@ class Incoming:
         if not self.wanted and self.saved is not None and not self.saved.same_boot:
             raise DiffersError("resume-unproved", f"{self.entry.path}: nothing proves what an earlier node left")
         self.disk.take(self._fd, self.part, self.entry.size)
-        self.identity = identity_of(os.fstat(self._fd))
+        # Servers may give it its time only when it is on disk.
+        self.identity = identity_of(stat if self.disk.together else os.fstat(self._fd))
         self.journal.file_done(self.entry, self.actual, self.identity)
 
     def _differs(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "trainer-agent.journal/v1"
 NAME = "journal"
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass
@@ -112,7 +113,7 @@ class Journal:
     def _append(self, line: list[Any]) -> None:
         # One write to the end of a file is not torn apart by those of others. The first newline ends what
         # the kill of another process may have cut.
-        os.write(self._fd, f"\n{json.dumps(line, separators=(',', ':'))}\n".encode())
+        os.write(self._fd, f"\n{ENCODER.encode(line)}\n".encode())
 
     def _load(self, uri: str, boot: str) -> None:
         same_boot = same_source = False
