@@ -55,6 +55,15 @@ def test_after_waiting_nothing_is_held_back(tmp_path, directory, meminfo, files)
     disk.close()
 
 
+def test_what_an_earlier_attempt_has_written_is_asked_for_file_by_file(tmp_path, directory):
+    """However many there are: what failed before the disk was opened, `syncfs` does not tell."""
+    disk = Disk(directory, host=host_with(tmp_path, CALM))
+    paths = written(disk, directory, files=MANY, size=1000)
+
+    with pytest.raises(FileNotFoundError):
+        disk.wait([*paths, directory / "gone"])
+
+
 def test_small_files_wait_for_each_other(tmp_path, directory):
     """A disk that takes milliseconds for each of them is asked once."""
     disk = Disk(directory, host=host_with(tmp_path, CALM))

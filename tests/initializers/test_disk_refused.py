@@ -35,11 +35,15 @@ mkdir -p "$2/data/.trainer-agent/parts"
 touch "$2/data/.trainer-agent/journal"
 sync -f "$2"
 python=$3 script=$4
-"$python" -c "$script" first "$2/data" "$5"
+for flush in $6; do
+    "$python" -c "$script" "$flush" "$2/data" "$5"
+    sync -f "$2" || true  # by anybody else, who is told of the error then
+done
 mount -o remount,size=400m "$1"
-"$python" -c "$script" second "$2/data" "$5"
+"$python" -c "$script" wait "$2/data" "$5"
 umount "$2"
 mount "$loop" "$2"
+"$python" -c "$script" wait "$2/data" "$5"
 "$python" -c "$script" look "$2/data" "$5"
 """
 SCRIPT = """
@@ -56,18 +60,27 @@ if what == "look":
     print(json.dumps(["there", tree(destination) == files]))
 else:
     try:
-        print(json.dumps(["fetched", bring(Memory(files), destination).fetched_files]))
+        print(json.dumps(["fetched", bring(Memory(files), destination, flush=what).fetched_files]))
     except AgentError as error:
         print(json.dumps([error.code, error.hint]))
 """
 
 
-@pytest.mark.lab
-@pytest.mark.parametrize(
+SIZES = pytest.mark.parametrize(
     "large,small", [(80 * MIB, 0), (0, 200), (80 * MIB, 50)], ids=["a large file", "small files", "both"]
 )
-def test_what_a_full_disk_has_dropped_is_fetched_again(tmp_path, large, small):
-    """The kernel says so once, and shows the bytes as long as it remembers them; the next attempt is right."""
+
+
+def on_a_full_disk(tmp_path, flushes, large, small):
+    """
+    Fetch onto a disk without room, then with room, then when it has been mounted again.
+
+    Args:
+        flushes: `wait` and `later`, for each try on the disk without room.
+
+    Returns:
+        The number of files, and what each try said.
+    """
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("only root can make such a disk")
     for name in ("pool", "volume"):
@@ -75,13 +88,32 @@ def test_what_a_full_disk_has_dropped_is_fetched_again(tmp_path, large, small):
     sizes = {f"small/{number}": 256 << 10 for number in range(small)} | ({"large": large} if large else {})
     script = SCRIPT.format(servers=str(Path(fetching.__file__).parent))
     places = [str(tmp_path / "pool"), str(tmp_path / "volume")]
-    command = ["unshare", "-m", "sh", "-c", INSIDE, "sh", *places, sys.executable, script, json.dumps(sizes)]
+    command = ["unshare", "-m", "sh", "-c", INSIDE, "sh", *places, sys.executable, script, json.dumps(sizes), flushes]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
 
     assert 0 == ended.returncode, ended.stderr
-    said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
+    return len(sizes), [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
+
+
+@pytest.mark.lab
+@SIZES
+def test_what_a_full_disk_has_dropped_is_fetched_again(tmp_path, large, small):
+    """The kernel says so once, and shows the bytes as long as it remembers them; the next attempt is right."""
+    files, said = on_a_full_disk(tmp_path, "wait", large, small)
+
     lost = "give the volume more space; what had arrived may be damaged, and is fetched again"
-    assert [["no-space", lost], ["fetched", len(sizes)], ["there", True]] == said
+    assert [["no-space", lost], ["fetched", files], ["fetched", 0], ["there", True]] == said
+
+
+@pytest.mark.lab
+@SIZES
+def test_what_a_full_disk_has_dropped_later_is_fetched_again(tmp_path, large, small):
+    """Whoever does not wait does not notice; the first who does is told, and nothing counts that the disk never had."""
+    files, said = on_a_full_disk(tmp_path, "later wait", large, small)
+
+    assert ["fetched", files] == said[0]
+    assert said[1][0] in {"no-space", "destination-not-writable"}  # the second where the file system has given up
+    assert ["there", True] == said[-1]
 
 
 @contextmanager

@@ -61,7 +61,9 @@ def test_names_of_any_bytes_are_kept(tmp_path):
 def test_the_form_of_the_record(tmp_path):
     """Other programs may read it."""
     before = datetime.now(UTC).replace(microsecond=0)
-    record.write(tmp_path, Record("s3://bucket/data", "", "all", {"a": Kept(1, "v", "md5:x", 2)}, "model"))
+    record.write(
+        tmp_path, Record("s3://bucket/data", "", "all", {"a": Kept(1, "v", "md5:x", 2)}, "model", flushed=False)
+    )
     data = as_written(tmp_path)
 
     assert before <= datetime.fromisoformat(data.pop("finished_at")) <= datetime.now(UTC)
@@ -71,6 +73,7 @@ def test_the_form_of_the_record(tmp_path):
         "revision": "",
         "selection": "all",
         "kind": "model",
+        "flushed": False,
         "files": {"a": [1, "v", "md5:x", 2]},
     } == data
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KINDS = ("dataset", "model")
 VERIFY = ("auto", "size", "full")
+FLUSH = ("wait", "later")
 # A second less than the two within which SIGTERM is to be obeyed.
 GRACE_S = 1.0
 # What obeys --timeout has said so by then.
@@ -69,6 +70,12 @@ KIND_OPTIONS: dict[str, dict[str, Any]] = {
         "default": "auto",
         "show_default": True,
         "help": "auto: what is fetched, by checksum. full: also what is there already. size: sizes only.",
+    },
+    "FLUSH": {
+        "type": click.Choice(FLUSH),
+        "default": "wait",
+        "show_default": True,
+        "help": "wait: until all is on disk. later: leave that to the node; the next fetch proves all anew.",
     },
 }
 
@@ -301,4 +308,5 @@ def _order(kind: str, source: Source, options: Mapping[str, Any]) -> Order:
         ignore=options["ignore_patterns"],
         checksums=read_checksums(options["checksums"]) if options["checksums"] else {},
         verify=options["verify"],
+        flush=options["flush"],
     )

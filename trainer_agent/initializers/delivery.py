@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record
+from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record, stale
 from trainer_agent.initializers.checksums import unmatched
 from trainer_agent.initializers.disk import Disk
 from trainer_agent.initializers.incoming import Incoming
@@ -48,6 +48,7 @@ class Delivery:
     Attributes:
         entries: what is wanted.
         kept: what is in place already.
+        left_to_kernel: where some of that may not be on disk.
         staged: what an earlier attempt left whole, but not in place.
         incoming: what has to be fetched.
         forgotten: what has come is not kept for another attempt.
@@ -65,6 +66,7 @@ class Delivery:
         self.forgotten = False
         self.entries: dict[str, Entry] = {}
         self.kept: dict[str, Kept] = {}
+        self.left_to_kernel: list[Path] = []
         self.staged: list[Staged] = []
         self.incoming: list[Incoming] = []
         self.to_come = 0  # bytes
@@ -85,7 +87,7 @@ class Delivery:
     @cached_property
     def disk(self) -> Disk:
         """The file system of the destination."""
-        return Disk(self.order.hidden, host=self.host, lost=self.lost)
+        return Disk(self.order.hidden, host=self.host, lost=self.lost, later=self.order.flush == "later")
 
     def survey(self) -> None:
         """
@@ -96,7 +98,7 @@ class Delivery:
         """
         self._refuse_another_kind()
         self._list()
-        damaged = self._damaged() if self.order.verify == "full" else frozenset()
+        damaged = self._damaged() if self.order.verify == "full" or self._may_be_lost() else frozenset()
         for path, entry in self.entries.items():
             if not self._is_kept(entry) or path in damaged:
                 self._plan(entry)
@@ -116,16 +118,7 @@ class Delivery:
     @cached_property
     def stale(self) -> list[str]:
         """What the last fetch put here, nobody has changed, and the source has no more."""
-        return self._find_stale()
-
-    def _find_stale(self) -> list[str]:
-        earlier = self.earlier
-        if earlier is None:
-            return []
-        destination = self.order.destination
-        gone = (path for path in earlier.files if path not in self.entries)
-        ours = (path for path in gone if earlier.matches(destination / path, path))
-        return [path for path in ours if not names.leads_elsewhere(destination, path)]
+        return stale.find(self.order.destination, self.earlier, self.entries)
 
     def publish(self) -> None:
         """
@@ -137,7 +130,7 @@ class Delivery:
             FatalError: what is in the way is not ours.
         """
         if self.complete:
-            self._record_selection()
+            self._renew_record()
         else:
             self._put_in_place()
         self._tidy()
@@ -145,13 +138,15 @@ class Delivery:
     def _put_in_place(self) -> None:
         destination = self.order.destination
         try:
-            self.disk.wait([staged.part for staged in self.staged])  # which an earlier attempt may not have waited for
+            # Which an earlier attempt may not have waited for.
+            self.disk.wait([*(staged.part for staged in self.staged), *self.left_to_kernel])
         except FileNotFoundError:  # another agent that has finished since has removed all parts
             self.claim.confirm()
             raise
         self.claim.confirm()  # waiting may have taken long; another agent's parts have the same names
         whole = [*self.staged, *(Staged(f.entry, f.part, f.actual, f.identity) for f in self.incoming)]
-        self._remove_stale()  # first: a file that is gone may have become a directory
+        if self.earlier:  # first: a file that is gone may have become a directory
+            stale.remove(destination, self.stale, source=self.earlier.source)
         if self._there() != {HIDDEN}:
             self._tell_replaced(names.check_parents(destination, [s.entry.path for s in whole]))
         parents = [destination / name for name in {s.entry.path.rpartition("/")[0] for s in whole}]
@@ -164,13 +159,14 @@ class Delivery:
             self.kept[staged.entry.path] = staged.kept
         self.disk.wait(parents)
         self.claim.confirm()
-        self._write_record()
+        self._write_record(flushed=not self.disk.later)
 
     def forget(self) -> None:
         """Leave nothing to the next attempt; threads that go on noting what has come note it nowhere."""
         self.forgotten = True
-        with suppress(OSError):  # whoever cannot write here cannot publish either
-            (self.order.hidden / JOURNAL).unlink(missing_ok=True)
+        for name in [JOURNAL, record.NAME] if self.left_to_kernel else [JOURNAL]:
+            with suppress(OSError):  # whoever cannot write here cannot publish either
+                (self.order.hidden / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close what is open; unfinished files stay for the next attempt."""
@@ -261,6 +257,7 @@ class Delivery:
             kept = record.proved(path, replace(kept, checksum=listed))
         if kept is not None:
             self.kept[entry.path] = kept
+            self.left_to_kernel += [] if self.earlier.flushed else [path]
         return kept is not None
 
     def _damaged(self) -> frozenset[str]:
@@ -284,6 +281,7 @@ class Delivery:
         saved = self._saved(entry)
         if saved and saved.identity:
             if has_identity(self.order.destination / entry.path, saved.identity):
+                self.left_to_kernel.append(self.order.destination / entry.path)
                 self.kept[entry.path] = Kept(entry.size, entry.version, saved.checksum, saved.identity[1])
                 return
             if has_identity(part, saved.identity):
@@ -316,7 +314,8 @@ class Delivery:
         there = self._there()
         coming = (e.path for e in (*(s.entry for s in self.staged), *(f.entry for f in self.incoming)))
         known = [path for path in coming if path.partition("/")[0] in there]
-        names.check_parents(self.order.destination, known, leaving=self._find_stale() if known else ())
+        leaving = stale.find(self.order.destination, self.earlier, self.entries) if known else ()
+        names.check_parents(self.order.destination, known, leaving=leaving)
 
     def _there(self) -> frozenset[str]:
         with os.scandir(self.order.destination) as found:
@@ -339,32 +338,29 @@ class Delivery:
             facts = {"files": len(others), "first": min(others)}
             get_logger().warning("replacing files that are not as a fetch has left them", **facts)
 
-    def _remove_stale(self) -> None:
-        if self.stale and self.earlier:
-            facts = {"files": len(self.stale), "first": min(self.stale), "fetched_from": self.earlier.source}
-            get_logger().warning("removing what was fetched earlier and is not wanted any more", **facts)
-        for path in self.stale:
-            target = self.order.destination / path
-            target.unlink(missing_ok=True)
-            for parent in target.relative_to(self.order.destination).parents:
-                if parent.name:
-                    with suppress(OSError):  # it is not empty
-                        (self.order.destination / parent).rmdir()
+    def _may_be_lost(self) -> bool:
+        """Return whether nobody has waited until all that the record names was on disk."""
+        lost = self.earlier is not None and not self.earlier.flushed
+        if lost:
+            get_logger().info("the last fetch left it to the node to put its files on disk: proving them")
+        return lost
 
-    def _write_record(self) -> None:
+    def _write_record(self, *, flushed: bool) -> None:
         order = self.order
-        found = Record(order.source.uri, order.source.revision, order.selection, self.kept, order.kind)
+        found = Record(order.source.uri, order.source.revision, order.selection, self.kept, order.kind, flushed)
         record.write(order.hidden, found)
 
-    def _record_selection(self) -> None:
-        """Have the record say what was asked for, too, which counts offline; without it all is in place as well."""
+    def _renew_record(self) -> None:
+        """Have the record say what is true now, too; without that all is in place as well."""
         earlier, order = self.earlier, self.order
-        known = earlier is not None and (earlier.selection, earlier.kind) == (order.selection, order.kind)
-        if known or not self.claim.writable:
+        self.disk.wait(self.left_to_kernel)
+        flushed = not (self.left_to_kernel and self.disk.later)
+        same = earlier and (earlier.selection, earlier.kind, earlier.flushed) == (order.selection, order.kind, flushed)
+        if same or not self.claim.writable:
             return
         try:
             self.claim.confirm()
-            self._write_record()
+            self._write_record(flushed=flushed)  # what was asked for counts offline, too
         except OSError as error:
             get_logger().warning("all is in place, and the record cannot be written anew", why=error.strerror)
 

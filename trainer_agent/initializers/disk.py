@@ -53,18 +53,23 @@ class Disk:
         directory: an existing one.
         host: where /proc/meminfo is.
         lost: called when what was written may not be on disk, although it seems to be.
+        later: leave it to the kernel when all gets there, if the disk is this node's own.
 
     Attributes:
         together: small files may be put on disk at once.
+        later: nobody waits, and nobody learns what the disk refuses.
     """
 
-    def __init__(self, directory: Path, *, host: Host, lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, directory: Path, *, host: Host, lost: Callable[[], None] = lambda: None, later: bool = False
+    ) -> None:
         self.host = host
         self.lost = lost
         # Opened before the first byte: errors since then are told.
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         kind = _kind(self._fd)
         self.together = _tells_errors() and kind in LOCAL
+        self.later = later and kind in LOCAL
         self._keeps = kind in KEEPING
         self._waiting: list[Path] = []
         self._size = self._fresh = 0
@@ -84,6 +89,8 @@ class Disk:
         Raises:
             OSError: it could not be written, or what was taken before.
         """
+        if self.later:
+            return
         if self._error is not None:
             raise self._error
         if not self.together or size >= ALONE_BYTES:
@@ -99,7 +106,7 @@ class Disk:
 
     def take_over(self, path: Path, size: int) -> None:
         """Take a closed file that a child has written, to be put on disk with the others if it was not yet."""
-        if self.together and size < ALONE_BYTES:
+        if self.together and size < ALONE_BYTES and not self.later:
             with self._lock:
                 self._waiting.append(path)
                 self._size += size
@@ -108,7 +115,7 @@ class Disk:
         """Begin to put on disk what has come, once it is enough."""
         with self._lock:
             self._fresh += size
-            if not self.together or self._fresh < BATCH_BYTES or (self._early and self._early.is_alive()):
+            if self.later or not self.together or self._fresh < BATCH_BYTES or (self._early and self._early.is_alive()):
                 return
             self._fresh = 0
             self._early = threading.Thread(target=self._begin, name="disk", daemon=True)
@@ -121,15 +128,17 @@ class Disk:
         Raises:
             OSError: something could not be written.
         """
+        if self.later:
+            return
         if self._early:
             self._early.join()
         paths = [*self._waiting, *more]
         if self.together and len(paths) >= MANY and self._is_calm():
             self._sync()
-        else:
-            with self._telling(), ThreadPoolExecutor(THREADS) as pool:
-                for _ in pool.map(fsync, paths):
-                    pass
+            paths = list(more)  # clean now; but only each for itself tells what failed before the disk was opened
+        with self._telling(), ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(fsync, paths):
+                pass
         if self._error is not None:
             raise self._error
         self._waiting, self._size = [], 0

@@ -184,7 +184,7 @@ class Incoming:
         except OSError as error:
             self.disk.refused(error)
             raise
-        if job.start - job.flushed >= WRITE_BACK_BYTES:
+        if job.start - job.flushed >= WRITE_BACK_BYTES and not self.disk.later:
             _write_back(self._fd, job.flushed, job.start)
             job.flushed = job.start
 

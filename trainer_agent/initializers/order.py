@@ -24,6 +24,7 @@ class Order:
         allow, ignore: shell patterns; `allow` is None for the defaults of the kind.
         checksums: path to checksum, the user's own list.
         verify: `size`, `auto` (checksums of what comes) or `full` (of what is there too).
+        flush: `wait` until all is on disk, or leave that to the kernel for `later`, where the disk is the node's own.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Order:
     ignore: tuple[str, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
     verify: str = "auto"
+    flush: str = "wait"
 
     @property
     def hidden(self) -> Path:

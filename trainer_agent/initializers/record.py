@@ -42,6 +42,7 @@ class Record:
         selection: the patterns that chose the files.
         files: path to what was kept.
         kind: `dataset` or `model`; empty in records of before there was one.
+        flushed: all are on disk; else only what is proved counts.
     """
 
     source: str
@@ -49,6 +50,7 @@ class Record:
     selection: str
     files: Mapping[str, Kept]
     kind: str = ""
+    flushed: bool = True
 
     def matches(self, path: Path, name: str) -> bool:
         """Return whether the file is still as it was left, by size and modification time."""
@@ -73,7 +75,8 @@ def read(directory: Path) -> Record | None:
         if data["schema"] != SCHEMA:
             return None
         files = {path: _kept(path, values) for path, values in data["files"].items()}
-        return Record(data["source"], data["revision"], data["selection"], files, str(data.get("kind", "")))
+        kind, flushed = str(data.get("kind", "")), data.get("flushed", True) is True
+        return Record(data["source"], data["revision"], data["selection"], files, kind, flushed)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -108,6 +111,7 @@ def write(directory: Path, record: Record) -> None:
         "revision": record.revision,
         "selection": record.selection,
         "kind": record.kind,
+        "flushed": record.flushed,
         "files": {path: [k.size, k.version, k.checksum, k.mtime_ns] for path, k in record.files.items()},
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
