@@ -123,9 +123,15 @@ def _agent_environ(job: Job) -> dict[str, str]:
     return {"ENDPOINT": job.endpoint, "HF_ENDPOINT": job.endpoint, "OUTPUT_PATH": str(job.destination), **keys}
 
 
-OURS, CP = "trainer-agent", "cp"
+def _agent_later(job: Job) -> dict[str, str]:
+    """As all others but s5cmd+sync: nobody waits for the disk."""
+    return {**_agent_environ(job), "TRAINER_AGENT_INIT_DATASET_FLUSH": "later"}
+
+
+OURS, LATER, CP = "trainer-agent", "agent-later", "cp"
 S3_PEERS = (
     Peer(OURS, _agent(f"s3://{BUCKET}/"), _agent_environ),
+    Peer(LATER, _agent(f"s3://{BUCKET}/"), _agent_later),
     Peer("kubeflow", _script("kubeflow")),
     Peer("boto3", _script("boto3")),
     Peer("boto3-16", _script("boto3-16")),
@@ -134,7 +140,11 @@ S3_PEERS = (
     Peer("s5cmd-64", _s5cmd("--numworkers", "64", part=("-c", "8", "-p", "64")), lambda _: AWS),
 )
 CP_PEER = Peer(CP, lambda job: ["cp", "-r", f"{job.endpoint}/{job.name}/.", str(job.destination)])
-HUB_PEERS = (Peer(OURS, _agent("hf://"), _agent_environ), Peer("snapshot_download", _script("hub")))
+HUB_PEERS = (
+    Peer(OURS, _agent("hf://"), _agent_environ),
+    Peer(LATER, _agent("hf://"), _agent_later),
+    Peer("snapshot_download", _script("hub")),
+)
 
 
 def main() -> None:

@@ -106,6 +106,32 @@ def test_the_verdict_is_a_miss_below_the_ratio():
     ]
 
 
+def test_without_waiting_for_the_disk_the_same_is_asked_for():
+    """Side by side with the run that waits, whose verdicts stay as they are."""
+    seconds = {"trainer-agent": 2.0, "agent-later": 1.0, "kubeflow": 4.0, "s5cmd": 1.5, "cp": 0.4}
+    results = {name: [Run(value, 1.0, 100.0)] for name, value in seconds.items()}
+
+    assert [
+        "MISSED  large-near: kubeflow takes 2.00 times as long, 5 at least",
+        "MISSED  large-near: cp takes 0.20 times as long, 0.5 at least",
+        "MISSED  large-near: the fastest other, s5cmd, takes 0.75 times as long, 1 at least",
+        "MISSED  large-near: beside agent-later, kubeflow takes 4.00 times as long, 5 at least",
+        "MISSED  large-near: beside agent-later, cp takes 0.40 times as long, 0.5 at least",
+        "ok      large-near: beside agent-later, the fastest other, s5cmd, takes 1.50 times as long, 1 at least",
+        "ok      large-near: 100 MB at its largest, 150 at most",
+    ] == [str(verdict) for verdict in verdicts(CELL["large-near"], results)]
+
+
+def test_what_has_another_name_is_not_emptied(tmp_path):
+    """It is somebody else's."""
+    (tmp_path / "library").write_bytes(b"x" * 5000)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "link").hardlink_to(tmp_path / "library")
+    empty(tmp_path / "home")
+
+    assert (tmp_path / "library").stat().st_size == 5000
+
+
 def test_emptied_files_stay(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(b"x" * 5000)
