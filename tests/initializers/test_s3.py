@@ -40,6 +40,11 @@ def test_a_prefix_is_a_path(s3, contents, rest):
     assert contents(source(rest, s3)) == DATA
 
 
+def test_whoever_pays_signs_it(s3, contents):
+    """A server that checks signatures takes it."""
+    assert contents(source("bucket/data", {**s3, "AWS_REQUEST_PAYER": "requester"})) == DATA
+
+
 def test_the_frame_opens_it(s3):
     """By its scheme; the address may be shown, and nothing is pinned to a commit."""
     opened = open_source("s3://bucket/data/", s3)

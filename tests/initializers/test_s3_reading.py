@@ -210,6 +210,34 @@ def test_a_range_that_was_not_asked_for(server):
         read(server, 10, 20)
 
 
+@pytest.mark.parametrize("payer", ["requester", "true"])
+def test_whoever_reads_pays(server, payer):
+    """List, HEAD and GET say so, and sign it."""
+    server.requester_pays = True
+    server.objects["d/big"] = Thing(BODY, etag="c" * 32 + "-2", parts=512)
+    source, entries = opened(server, AWS_REQUEST_PAYER=payer)
+
+    for entry in entries:
+        source.checksum(entry)
+    assert read(server, AWS_REQUEST_PAYER=payer) == BODY
+    assert {"GET", "HEAD"} == {seen.method for seen in server.seen}
+    assert all("x-amz-request-payer" in seen.headers["authorization"] for seen in server.seen)
+
+
+@pytest.mark.parametrize("host, told", [("s3.amazonaws.com", True), ("minio", False)])
+def test_whoever_does_not_pay_is_told_how(server, host, told):
+    """By Amazon's service, where the answer does not tell; others do not know it."""
+    server.requester_pays = True
+
+    with pytest.raises(FatalError) as caught:
+        opened(server, ENDPOINT=f"http://{host}", HTTP_PROXY=server.endpoint)
+
+    assert caught.value.hint == (
+        "let ACCESS_KEY_ID and SECRET_ACCESS_KEY do s3:ListBucket and s3:GetObject here"
+        + "; where whoever reads is to pay, set AWS_REQUEST_PAYER=requester" * told
+    )
+
+
 def test_nobody_is_told_to_become_somebody(server):
     """Without credentials nothing is signed, and a refusal says so."""
     server.environ = {"ENDPOINT": server.endpoint}

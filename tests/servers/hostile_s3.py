@@ -92,6 +92,7 @@ class HostileS3:
         ranges: False answers every range with the whole object.
         if_match: False ignores If-Match.
         no_parts: the status of questions for parts.
+        requester_pays: refuse who does not say so.
         seen: every request.
     """
 
@@ -103,6 +104,7 @@ class HostileS3:
         self.ranges = True
         self.if_match = True
         self.no_parts = 0
+        self.requester_pays = False
         self.seen = []
         self._sorted = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -195,6 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(fault)
         elif self.world.valid is not None and seen.access_key not in self.world.valid:
             self._error(Fault(400, "ExpiredToken", "The provided token has expired."))
+        elif self.world.requester_pays and self.headers.get("x-amz-request-payer") != "requester":
+            self._error(Fault(403, "AccessDenied"))
         elif not key:
             self._send(200, self.world.listing(query))
         elif key not in self.world.objects:

@@ -13,7 +13,7 @@ from trainer_agent.env import redact
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import STALL_S, ChangedError, TransientError, s3_xml
 from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, shown
-from trainer_agent.initializers.s3_credentials import DOMAINS, Credentials, Keeper, choose, domain_of, first
+from trainer_agent.initializers.s3_credentials import DOMAINS, YES, Credentials, Keeper, choose, domain_of, first
 from trainer_agent.initializers.sigv4 import quoted, sign
 from trainer_agent.log import get_logger
 
@@ -41,6 +41,8 @@ CONNECTIONS = 64
 CODE_CHARS, REASON_CHARS = 60, 300
 
 CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
+# The name is that of GDAL, which wants `requester`, and of Rust's object_store, which wants `true`.
+PAYER = "AWS_REQUEST_PAYER"
 # To a question for a part: of versitygw, SeaweedFS, Ozone and others that do not know it, or number parts otherwise.
 NOT_TOLD = frozenset({400, 405, 416, 501})
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
@@ -56,7 +58,7 @@ class Bucket:
     One bucket, for many threads.
 
     Args:
-        environ: endpoint, region, addressing style, credentials, proxies.
+        environ: endpoint, region, addressing style, credentials, who pays, proxies.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
@@ -69,8 +71,10 @@ class Bucket:
         self.virtual = self._is_virtual(environ)
         host = urlsplit(self.endpoint).hostname or ""
         self.unsigned = {"Accept-Encoding": "gzip"} if GOOGLE.search(host) else {}
-        foreign = bool(self.endpoint) and not AMAZON.search(host)
-        self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=foreign))
+        pays = first(environ, PAYER).lower() in {"requester", *YES}
+        self.pays = {"x-amz-request-payer": "requester"} if pays else {}
+        self.foreign = bool(self.endpoint) and not AMAZON.search(host)
+        self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=self.foreign))
 
     @property
     def service(self) -> str:
@@ -111,7 +115,7 @@ class Bucket:
     def open(self, key: str, headers: Mapping[str, str]) -> Iterator[Stream]:
         """Open a GET; whatever is not the object, or a part of it, is raised."""
         credentials, url = self.keeper.get(), self.url(key)
-        signed = sign(credentials, "GET", url, headers=headers, region=self.region)
+        signed = self._signed(credentials, "GET", url, headers)
         with self.http.stream(url, headers=signed | self.unsigned) as answer:
             if answer.status not in {200, 206}:
                 self._refuse(key, answer.status, answer.headers, answer.error_body(), credentials)
@@ -145,8 +149,13 @@ class Bucket:
         credentials: Credentials | None,
     ) -> Response:
         url = self.url(key, query)
-        signed = sign(credentials, method, url, headers=headers, region=self.region)
+        signed = self._signed(credentials, method, url, headers)
         return self.http.request(method, url, headers=signed | (self.unsigned if method == "HEAD" else {}))
+
+    def _signed(
+        self, credentials: Credentials | None, method: str, url: str, headers: Mapping[str, str]
+    ) -> dict[str, str]:
+        return sign(credentials, method, url, headers={**headers, **self.pays}, region=self.region)
 
     def _move(self, answer: Response, asked: str) -> bool:
         """Return whether the bucket is in another region than the one that was asked; from now on that one is."""
@@ -193,23 +202,24 @@ class Bucket:
             hint = "restore it first, or add it to IGNORE_PATTERNS"
             raise FatalError("object-archived", f"{what} lies in an archive and cannot be read", hint=hint)
         reason = redact(said.get("Message", ""), credentials.secrets if credentials else [])
-        _deny(f"{self.service} refuses {what}", status, code, reason[:REASON_CHARS], credentials)
+        message = f"{self.service} refuses {what}: {code or status}" + f" ({reason[:REASON_CHARS]})" * bool(reason)
+        raise self._denied(message, status, code, credentials)
 
-
-def _deny(what: str, status: int, code: str, reason: str, credentials: Credentials | None) -> NoReturn:
-    """Raise an answer that will not change by itself, with the settings to look at."""
-    message = f"{what}: {code or status}" + (f" ({reason})" if reason else "")
-    if code in BAD_KEYS and credentials:
-        raise FatalError("source-refused", message, hint=f"check {credentials.origin}, and ENDPOINT")
-    if credentials is None:
-        hint = "no credentials were found: give ACCESS_KEY_ID and SECRET_ACCESS_KEY, or a role"
-    elif code == "SecondLevelDomainForbidden":
-        hint = "set AWS_S3_ADDRESSING_STYLE=virtual"
-    elif status in {401, 403}:
-        hint = f"let {credentials.origin} do s3:ListBucket and s3:GetObject here"
-    else:
-        hint = "check STORAGE_URI, ENDPOINT, REGION and AWS_S3_ADDRESSING_STYLE"
-    raise (AccessDeniedError if status in {401, 403} else FatalError)("source-refused", message, hint=hint)
+    def _denied(self, message: str, status: int, code: str, credentials: Credentials | None) -> FatalError:
+        """Return the error of an answer that will not change by itself, with the settings to look at."""
+        if code in BAD_KEYS and credentials:
+            return FatalError("source-refused", message, hint=f"check {credentials.origin}, and ENDPOINT")
+        if credentials is None:
+            hint = "no credentials were found: give ACCESS_KEY_ID and SECRET_ACCESS_KEY, or a role"
+        elif code == "SecondLevelDomainForbidden":
+            hint = "set AWS_S3_ADDRESSING_STYLE=virtual"
+        elif status in {401, 403}:
+            hint = f"let {credentials.origin} do s3:ListBucket and s3:GetObject here"
+            if not self.foreign and not self.pays:
+                hint += f"; where whoever reads is to pay, set {PAYER}=requester"
+        else:
+            hint = "check STORAGE_URI, ENDPOINT, REGION and AWS_S3_ADDRESSING_STYLE"
+        return (AccessDeniedError if status in {401, 403} else FatalError)("source-refused", message, hint=hint)
 
 
 def _clock(what: str, headers: Mapping[str, str]) -> RetryError:
