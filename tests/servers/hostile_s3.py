@@ -93,6 +93,8 @@ class HostileS3:
         if_match: False ignores If-Match.
         no_parts: the status of questions for parts.
         requester_pays: refuse who does not say so.
+        sends_on: (status, where) of all questions for objects, as AIStore's gateways do; path and query are appended.
+        names_keys_raw: it does so without percent-encoding.
         seen: every request.
     """
 
@@ -105,6 +107,8 @@ class HostileS3:
         self.if_match = True
         self.no_parts = 0
         self.requester_pays = False
+        self.sends_on = None
+        self.names_keys_raw = False
         self.seen = []
         self._sorted = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -201,10 +205,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(Fault(403, "AccessDenied"))
         elif not key:
             self._send(200, self.world.listing(query))
+        elif self.world.sends_on:
+            self._send_on(*self.world.sends_on)
         elif key not in self.world.objects:
             self._error(Fault(404, "NoSuchKey"))
         else:
             self._object(self.world.objects[key], query, cut=fault.cut if fault else None)
+
+    def _send_on(self, status, where):
+        path = unquote(self.path, encoding="latin-1") if self.world.names_keys_raw else self.path
+        self._error(Fault(status, "TemporaryRedirect", headers={"Location": where + path}))
 
     def _body(self):
         return self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()

@@ -46,8 +46,9 @@ REASONS = {"BlockingIO": "ReadTimeout", "Timeout": "ReadTimeout", "gaierror": "N
 
 @dataclass(frozen=True)
 class Response:
-    """An answer that was read whole: its status, headers (any case) and body."""
+    """An answer that was read whole: of which address, its status, headers (any case) and body."""
 
+    url: str
     status: int
     headers: Mapping[str, str]
     data: bytes
@@ -91,9 +92,9 @@ class HttpClient:
         """
         if body is None and method in {"GET", "HEAD"} and (quick := self._quickly(method, url, headers or {})):
             with closing(quick), _told(url):
-                return Response(quick.status, quick.headers, b"".join(map(bytes, quick.pieces())))
+                return Response(url, quick.status, quick.headers, b"".join(map(bytes, quick.pieces())))
         with self._open(method, url, headers=headers, body=body) as answer, _translated(url):
-            return Response(answer.status, answer.headers, answer.data)
+            return Response(url, answer.status, answer.headers, answer.data)
 
     @contextmanager
     def stream(self, url: str, *, headers: Mapping[str, str] | None = None) -> Iterator[Stream]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
+import string
 import time
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from trainer_agent.env import redact
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import STALL_S, ChangedError, TransientError, s3_xml
-from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, shown
+from trainer_agent.initializers.http import TRANSIENT, HttpClient, Response, raise_transient, shown
 from trainer_agent.initializers.s3_credentials import DOMAINS, YES, Credentials, Keeper, choose, domain_of, first
 from trainer_agent.initializers.sigv4 import quoted, sign
+from trainer_agent.initializers.wire import origin_of
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from trainer_agent.initializers.http import Response, Stream
+    from trainer_agent.initializers.http import Stream
 
 ENDPOINTS = ("ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT")
 REGIONS = ("REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
@@ -39,6 +41,9 @@ DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
 # As many as the frame has streams; more would be opened and thrown away.
 CONNECTIONS = 64
 CODE_CHARS, REASON_CHARS = 60, 300
+# AIStore's gateways send everybody on to the server that has the object; three as its own clients follow.
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MOST_REDIRECTS = 3
 
 CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 # The name is that of GDAL, which wants `requester`, and of Rust's object_store, which wants `true`.
@@ -115,11 +120,17 @@ class Bucket:
     def open(self, key: str, headers: Mapping[str, str]) -> Iterator[Stream]:
         """Open a GET; whatever is not the object, or a part of it, is raised."""
         credentials, url = self.keeper.get(), self.url(key)
-        signed = self._signed(credentials, "GET", url, headers)
-        with self.http.stream(url, headers=signed | self.unsigned) as answer:
-            if answer.status not in {200, 206}:
-                self._refuse(key, answer.status, answer.headers, answer.error_body(), credentials)
-            yield answer
+        for _ in range(MOST_REDIRECTS + 1):
+            signed = self._signed(credentials, "GET", url, headers)
+            with self.http.stream(url, headers=signed | self.unsigned) as answer:
+                if answer.status in {200, 206}:
+                    yield answer
+                    return
+                refusal = Response(url, answer.status, answer.headers, answer.error_body())
+            url = self._sent_on(refusal)
+            if not url:
+                break
+        self._refuse(key, refusal, credentials)
 
     def _request(
         self,
@@ -136,7 +147,7 @@ class Bucket:
         if answer.status in {301, 307, 400, 403} and self._move(answer, region):
             answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
         if answer.status not in {200, 206, *fine}:
-            self._refuse(key, answer.status, answer.headers, answer.data, credentials)
+            self._refuse(key, answer, credentials)
         return answer
 
     def _ask(
@@ -149,13 +160,35 @@ class Bucket:
         credentials: Credentials | None,
     ) -> Response:
         url = self.url(key, query)
-        signed = self._signed(credentials, method, url, headers)
-        return self.http.request(method, url, headers=signed | (self.unsigned if method == "HEAD" else {}))
+        for _ in range(MOST_REDIRECTS + 1):
+            signed = self._signed(credentials, method, url, headers)
+            answer = self.http.request(method, url, headers=signed | (self.unsigned if method == "HEAD" else {}))
+            url = self._sent_on(answer)
+            if not url:
+                break
+        return answer
 
     def _signed(
         self, credentials: Credentials | None, method: str, url: str, headers: Mapping[str, str]
     ) -> dict[str, str]:
-        return sign(credentials, method, url, headers={**headers, **self.pays}, region=self.region)
+        """Sign what goes to the endpoint's host; a signature for another could serve whoever sends us there."""
+        known = None if self._is_elsewhere(url) else credentials
+        return sign(known, method, url, headers={**headers, **self.pays}, region=self.region)
+
+    def _is_elsewhere(self, url: str) -> bool:
+        return urlsplit(url).hostname != urlsplit(self.host).hostname
+
+    def _sent_on(self, answer: Response) -> str:
+        """Return where a server wants to be asked instead; Amazon's mean another region, which wants a signature."""
+        location = answer.headers.get("Location", "")
+        if not self.foreign or answer.status not in REDIRECTS or not location:
+            return ""
+        # Gateways in Go name keys as they are; `quote` makes of the header's bytes what can be sent.
+        try:
+            target = urljoin(answer.url, quote(location, safe=string.punctuation, encoding="latin-1"))
+        except ValueError:
+            return ""
+        return target if target.startswith(("https://", f"{urlsplit(answer.url).scheme}://")) else ""
 
     def _move(self, answer: Response, asked: str) -> bool:
         """Return whether the bucket is in another region than the one that was asked; from now on that one is."""
@@ -176,13 +209,11 @@ class Bucket:
             return not self.endpoint and HOST_LABEL.fullmatch(self.name) is not None
         return style == "virtual"
 
-    def _refuse(
-        self, key: str, status: int, headers: Mapping[str, str], body: bytes, credentials: Credentials | None
-    ) -> NoReturn:
+    def _refuse(self, key: str, answer: Response, credentials: Credentials | None) -> NoReturn:
         """Raise what an answer that brings nothing means."""
-        said = s3_xml.texts(body, ("Code", "Message"))
+        status, headers, said = answer.status, answer.headers, s3_xml.texts(answer.data, ("Code", "Message"))
         code = said.get("Code", "")[:CODE_CHARS]
-        what, url = f"s3://{self.name}/{key}".rstrip("/"), self.url(key)
+        what, elsewhere = f"s3://{self.name}/{key}".rstrip("/"), self._is_elsewhere(answer.url)
         if code in EXPIRED:
             self.keeper.expired(credentials)
             origin = credentials.origin if credentials else "nobody"
@@ -197,12 +228,16 @@ class Bucket:
         if code == "RequestTimeTooSkewed":
             raise _clock(what, headers)
         if status in TRANSIENT or status >= 500 or code == "RequestTimeout":
-            raise_transient(url, status, headers, detail=code)
+            raise_transient(answer.url, status, headers, detail=code)
         if code == "InvalidObjectState":
             hint = "restore it first, or add it to IGNORE_PATTERNS"
             raise FatalError("object-archived", f"{what} lies in an archive and cannot be read", hint=hint)
         reason = redact(said.get("Message", ""), credentials.secrets if credentials else [])
-        message = f"{self.service} refuses {what}: {code or status}" + f" ({reason[:REASON_CHARS]})" * bool(reason)
+        who = f"{origin_of(shown(answer.url))}, to which {self.service} sends us," if elsewhere else self.service
+        message = f"{who} refuses {what}: {code or status}" + f" ({reason[:REASON_CHARS]})" * bool(reason)
+        if elsewhere:
+            hint = "nothing is signed there: let it be read so, or set AIStore's feature S3-Reverse-Proxy"
+            raise FatalError("source-refused", message, hint=hint)
         raise self._denied(message, status, code, credentials)
 
     def _denied(self, message: str, status: int, code: str, credentials: Credentials | None) -> FatalError:
