@@ -237,6 +237,19 @@ def test_settings_that_make_no_sense(environ, code, named):
     assert "hunter22" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "name,told", [("arn:aws:s3:us-east-1:123456789012:accesspoint", "alias"), ("data--usw2-az1--x-s3", "file:///")]
+)
+def test_what_is_no_bucket_of_amazon_s(name, told):
+    """What to write instead is told; other servers may call a bucket so."""
+    with pytest.raises(FatalError) as caught:
+        Bucket(name, {})
+
+    assert (caught.value.code, told in caught.value.hint) == ("storage-uri-invalid", True)
+    assert name in caught.value.message
+    Bucket(name, {"ENDPOINT": "http://minio:9000"})
+
+
 def test_google_is_asked_for_what_is_stored():
     """It unpacks for others, which have neither the listed size nor its checksum; the header is not signed there."""
     with HostileS3({"d/1.gz": Thing(b"packed")}) as server:

@@ -79,6 +79,8 @@ class Bucket:
         pays = first(environ, PAYER).lower() in {"requester", *YES}
         self.pays = {"x-amz-request-payer": "requester"} if pays else {}
         self.foreign = bool(self.endpoint) and not AMAZON.search(host)
+        if not self.foreign:
+            _refuse_another_thing(name)
         self.keeper = Keeper(choose(environ, self.http, region=self.region, foreign=self.foreign))
 
     @property
@@ -255,6 +257,17 @@ class Bucket:
         else:
             hint = "check STORAGE_URI, ENDPOINT, REGION and AWS_S3_ADDRESSING_STYLE"
         return (AccessDeniedError if status in {401, 403} else FatalError)("source-refused", message, hint=hint)
+
+
+def _refuse_another_thing(name: str) -> None:
+    """Raise for what Amazon's service does not know as a bucket."""
+    if name.startswith("arn:"):
+        hint = "name the bucket, or the access point by its alias, which ends in -s3alias"
+        raise FatalError("storage-uri-invalid", f"STORAGE_URI=s3://{name}/… names an ARN, and no bucket", hint=hint)
+    if name.endswith("--x-s3"):
+        hint = "name a general purpose bucket, or mount this one (Mountpoint for S3) and name it as file:///…"
+        message = f"STORAGE_URI=s3://{name}/… names a directory bucket (S3 Express One Zone), which cannot be read yet"
+        raise FatalError("storage-uri-invalid", message, hint=hint)
 
 
 def _clock(what: str, headers: Mapping[str, str]) -> RetryError:
