@@ -105,23 +105,7 @@ def gang():
                 "minority": [1],
             }
         ],
-        "collective": {
-            "backend": "gloo",
-            "ranks": 3,
-            "transport": "tcp",
-            "passed": True,
-            "rows": [
-                {
-                    "of": "all-reduce",
-                    "bytes": 1048576,
-                    "seconds": 0.003,
-                    "busbw_gbps": 0.5,
-                    "expected_busbw_gbps": 1.0,
-                },
-                {"of": "all-gather", "bytes": 1024, "seconds": 0.001, "busbw_gbps": 0.25},
-            ],
-            "message": "exact on all ranks",
-        },
+        "collective": _collective(),
         "pairs": [
             {"a": 0, "b": 1, "round": 0, "passed": True, "gbps": 1.25, "why": ""},
             {"a": 0, "b": 1, "round": 1, "passed": True, "gbps": 1.5, "why": ""},
@@ -135,6 +119,15 @@ def gang():
         "avoid": {"hostnames": ["gpu-18", "gpu-20"], "gpus": [UUIDS[5]]},
         "phases": [{"name": "roll-call", "seconds": 30.0}, {"name": "consistency", "seconds": 0.02}],
     }
+
+
+def _collective():
+    rows = [
+        {"of": "all-reduce", "bytes": 1048576, "seconds": 0.003, "busbw_gbps": 0.5, "expected_busbw_gbps": 1.0},
+        {"of": "all-gather", "bytes": 1024, "seconds": 0.001, "busbw_gbps": 0.25},
+    ]
+    said = {"passed": True, "rows": rows, "message": "exact on all ranks"}
+    return {"backend": "gloo", "ranks": 3, "transport": "tcp", **said}
 
 
 def _node(rank):

@@ -52,6 +52,14 @@ OBJECTS |= {f"nasty/{key}": key.encode() for key in NASTY}
 
 
 @pytest.fixture
+def directory(tmp_path):
+    """The directory of our own in a destination."""
+    hidden = tmp_path / "destination" / ".trainer-agent"
+    hidden.mkdir(parents=True)
+    return hidden
+
+
+@pytest.fixture
 def server():
     """Return a server with one object of 1 KiB at `d/f`."""
     with HostileS3({"d/f": BODY}) as running:

@@ -29,7 +29,7 @@ from marked import until
 from structlog.testing import capture_logs
 
 from trainer_agent.errors import RetryError
-from trainer_agent.initializers.lock import LEASE, LOCK, Claim, NoClaim, Times, _take_lease, _Wait
+from trainer_agent.initializers.lock import LEASE, LOCK, Claim, Times, _take_lease, _Wait
 from trainer_agent.isolation import isolated
 
 pytestmark = pytest.mark.lab
@@ -51,14 +51,6 @@ with claimed(directory, boot="boot", deadline=time.monotonic() + 30, times=Times
     sys.stdin.readline()
     note("leave")
 """
-
-
-@pytest.fixture
-def directory(tmp_path):
-    """Return the directory of our own in a destination."""
-    hidden = tmp_path / "destination" / ".trainer-agent"
-    hidden.mkdir(parents=True)
-    return hidden
 
 
 @contextmanager
@@ -361,48 +353,3 @@ def test_a_lock_that_fails_is_an_error(directory):
 
     assert errno.EIO == error_of(enter)
     assert {LOCK} == names_in(directory)
-
-
-def test_whoever_confirms_a_claim_looks_at_the_lease_itself(directory):
-    """The next renewal may be seconds away."""
-    with claim(directory, times=PATIENT) as ours:
-        ours.confirm()
-        before = read(directory)
-        write(directory, FOREIGN)
-        with pytest.raises(RetryError, match="another agent has taken over"):
-            ours.confirm()
-
-    assert (2, FOREIGN) == (before["n"], read(directory))
-
-
-@pytest.mark.parametrize("noticed", [False, True], ids=["before it is written anew", "after that"])
-def test_whoever_finds_no_lease_has_no_claim_to_confirm(directory, noticed):
-    """Another agent may have taken over and finished; what is there now is no longer what we looked at."""
-    with claim(directory, times=PATIENT) as ours:
-        (directory / LEASE).unlink()
-        if noticed:
-            ours.renew_if_ours()
-            ours.check()
-        with pytest.raises(RetryError) as caught:
-            ours.confirm()
-
-    assert ("destination-lost", {LOCK}) == (caught.value.code, names_in(directory))
-
-
-def test_a_volume_that_was_away_is_still_ours(directory):
-    with claim(directory, times=PATIENT) as ours:
-        away = directory.rename(directory.with_name("away"))
-        with pytest.raises(FileNotFoundError):
-            ours.confirm()
-        away.rename(directory)
-        ours.confirm()
-
-
-def test_without_a_claim_nothing_is_confirmed():
-    """The reason was found when it was tried."""
-    reason = RetryError("no-space", "it is full")
-    NoClaim(reason).check()
-    with pytest.raises(RetryError) as caught:
-        NoClaim(reason).confirm()
-
-    assert reason is caught.value

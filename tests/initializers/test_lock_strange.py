@@ -30,14 +30,6 @@ from trainer_agent.isolation import isolated
 pytestmark = pytest.mark.lab
 
 
-@pytest.fixture
-def directory(tmp_path):
-    """Return the directory of our own in a destination."""
-    hidden = tmp_path / "destination" / ".trainer-agent"
-    hidden.mkdir(parents=True)
-    return hidden
-
-
 NONSENSE = {"empty": "", "text": "no JSON", "list": "[]", "bytes": "\udcff", "deep": "[" * 4000, "number": "9" * 4000}
 
 

@@ -28,6 +28,7 @@ from trainer_agent.wrappers import unwrapped
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from trainer_agent.launchers import Job
     from trainer_agent.mpi.plan import Plan
     from trainer_agent.nproc import Decision
 
@@ -80,28 +81,23 @@ def gather(
     topology = read_topology({**environ, LAUNCHER: options.launcher}, hostname=host.hostname())
     rows = [*_by_flags(topology.settings, script), *_limits(host), *rows]
     problems = [_problem(f) for f in (*topology.findings, *contradictions)]
-    command, code, runtime = "", 30 if topology.errors else 0, topology.runtime
-    if not topology.errors:
-        try:
+    runtime, command, code = topology.runtime, "", 30 if topology.errors else 0
+    try:
+        if not topology.errors:
             job = read_job(options, topology, script, environ, host)
-            decision = job.nproc
-            if job.mpi:
-                runtime = "mpi"
-                rows += _mpi(job.mpi)
-            rows.append(Setting("processes", str(decision.value), "decision", decision.reason))
-            rows.append(_omp(decision, environ))
+            rows += _decided(job, environ)
+            runtime = "mpi" if job.mpi else runtime
             command = shlex.join(build(job, options.launcher)[1].argv)
-        except AgentError as error:
-            problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
-            code = int(error.exit_code)
+    except AgentError as error:
+        problems.append(_problem(Finding(error.code, error.message, hint=error.hint)))
+        code = int(error.exit_code)
     settings = [{"setting": s.name, "value": _shown(s.value), "origin": s.origin, "effect": s.effect} for s in rows]
-    return {
-        "runtime": runtime,
-        "settings": settings,
-        "problems": problems,
-        "command": command,
-        "exit_code": code,
-    }
+    return {"runtime": runtime, "settings": settings, "problems": problems, "command": command, "exit_code": code}
+
+
+def _decided(job: Job, environ: Mapping[str, str]) -> list[Setting]:
+    processes = Setting("processes", str(job.nproc.value), "decision", job.nproc.reason)
+    return [*(_mpi(job.mpi) if job.mpi else []), processes, _omp(job.nproc, environ)]
 
 
 def _by_flags(settings: Iterable[Setting], script: tuple[str, ...]) -> list[Setting]:

@@ -92,18 +92,23 @@ def run(
         "initialize": lambda: init_named(tell),
         "launch": lambda: start(LaunchOptions(**_sooner(ctx, settings, met, steps)), script, environ, Host()),
     }
-    code = int(ExitCode.PASS)
     with told:
         tell = told.enter_context(reporting(environ))
         if ctx.obj:
             told.enter_context(ctx.obj)  # what `wrap` keeps up until the launch
-        for step in (s for s in STEPS if s in steps):
-            if step == "launch":
-                told.close()  # from here on the status is the training's
-            with _timed(step, timeline) as outcome:
-                code = outcome["exit_code"] = int(takes[step]())
-            if step == "launch" or code not in (ExitCode.PASS, ExitCode.WARN):
-                break
+        return _take({step: takes[step] for step in STEPS if step in steps}, timeline, told)
+
+
+def _take(steps: Mapping[str, Callable[[], int]], timeline: str | None, told: ExitStack) -> int:
+    """Take steps until one fails; return the exit code of the last."""
+    code = int(ExitCode.PASS)
+    for name, step in steps.items():
+        if name == "launch":
+            told.close()  # from here on the status is the training's
+        with _timed(name, timeline) as outcome:
+            code = outcome["exit_code"] = int(step())
+        if code not in (ExitCode.PASS, ExitCode.WARN):
+            break
     return code
 
 

@@ -113,11 +113,7 @@ def read_settings(rest: str, environ: Mapping[str, str]) -> Settings:
     found = TABLE.fullmatch(rest)
     if not found:
         variables.refuse("STORAGE_URI", f"cache://{rest}", "cache://schema/table")
-    job = variables.text(
-        "TRAIN_JOB_NAME", pattern=JOB_NAME, wanted="the TrainJob's name: a-z, 0-9 and -, a letter first"
-    )
-    if len(job) > LONGEST_JOB_NAME:
-        variables.refuse("TRAIN_JOB_NAME", job, f"at most {LONGEST_JOB_NAME} characters: Services have 63")
+    job = _job(variables)
     settings = Settings(
         schema=found[1] if found else "",
         table=found[2] if found else "",
@@ -132,17 +128,30 @@ def read_settings(rest: str, environ: Mapping[str, str]) -> Settings:
         head_memory=variables.quantity("HEAD_MEM", "1Gi"),
         worker_cpu=variables.quantity("WORKER_CPU", "2"),
         worker_memory=variables.quantity("WORKER_MEM", "2Gi"),
-        readiness=Readiness(
-            initial_delay=variables.number("READINESS_INITIAL_DELAY_SECONDS", 5, least=0),
-            period=variables.number("READINESS_PERIOD_SECONDS", 10, least=1),
-            timeout=variables.number("READINESS_TIMEOUT_SECONDS", 5, least=1),
-            failure_threshold=variables.number("READINESS_FAILURE_THRESHOLD", 3, least=1),
-        ),
+        readiness=_readiness(variables),
         endpoint=_endpoint(variables, job),
     )
     if variables.findings:
         raise ConfigurationError(variables.findings)
     return settings
+
+
+def _job(variables: _Variables) -> str:
+    job = variables.text(
+        "TRAIN_JOB_NAME", pattern=JOB_NAME, wanted="the TrainJob's name: a-z, 0-9 and -, a letter first"
+    )
+    if len(job) > LONGEST_JOB_NAME:
+        variables.refuse("TRAIN_JOB_NAME", job, f"at most {LONGEST_JOB_NAME} characters: Services have 63")
+    return job
+
+
+def _readiness(variables: _Variables) -> Readiness:
+    return Readiness(
+        initial_delay=variables.number("READINESS_INITIAL_DELAY_SECONDS", 5, least=0),
+        period=variables.number("READINESS_PERIOD_SECONDS", 10, least=1),
+        timeout=variables.number("READINESS_TIMEOUT_SECONDS", 5, least=1),
+        failure_threshold=variables.number("READINESS_FAILURE_THRESHOLD", 3, least=1),
+    )
 
 
 def _endpoint(variables: _Variables, job: str) -> tuple[str, int]:

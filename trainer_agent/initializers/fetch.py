@@ -94,19 +94,12 @@ def fetch(
             deliveries = _claim_all(orders, stack, host=host, deadline=deadline)
         with summary.phase("list"):
             _survey(deliveries)
-
-        def check() -> None:
-            meanwhile()
-            for delivery in deliveries:
-                delivery.claim.check()
-
+        check = partial(_check, deliveries, meanwhile)
         with summary.phase("transfer"):
             _transfer(deliveries, check, bounds=_within_limits(bounds, host), deadline=deadline, tell=tell)
         with summary.phase("publish"):
             check()
-            for delivery in deliveries:
-                with _writing(delivery):
-                    delivery.publish()
+            _publish(deliveries)
     return summary.of(deliveries)
 
 
@@ -136,6 +129,12 @@ def _survey(deliveries: Sequence[Delivery]) -> None:
         with _writing(delivery):
             delivery.survey()
     _check_space(deliveries)
+
+
+def _check(deliveries: Sequence[Delivery], meanwhile: Callable[[], None]) -> None:
+    meanwhile()
+    for delivery in deliveries:
+        delivery.claim.check()
 
 
 def _transfer(
@@ -173,6 +172,12 @@ def _transfer(
                 raise
             with _writing(next(d for d in deliveries if shares.failed in d.incoming)):
                 raise
+
+
+def _publish(deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:
+        with _writing(delivery):
+            delivery.publish()
 
 
 @contextmanager
