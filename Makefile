@@ -30,14 +30,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not lab and not containers" tests
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not lab and not containers" tests
 
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/lab/mpi_programs.py
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not containers" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not containers" tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
