@@ -122,19 +122,23 @@ def test_mirror_may_lie_below_a_path(contents, redirects):
 
 
 @pytest.mark.parametrize(
-    "rest,wanted",
+    "rest,in_model",
     [
-        ("org/name/data", {"deep/b.bin"}),
-        ("org/name/data/deep", {"b.bin"}),
-        ("org/name/data/deep/b.bin", {"b.bin"}),
-        ("org/name/with space.txt", {"with space.txt"}),
-        ("org/name@main/ü", {"ñ/日本.txt"}),
-        ("datasets/org/name/big.bin", {"big.bin"}),
+        ("org/name/data", {"data/deep/b.bin": "deep/b.bin"}),
+        ("org/name/data/deep", {"data/deep/b.bin": "b.bin"}),
+        ("org/name/data/deep/b.bin", {"data/deep/b.bin": "b.bin"}),
+        ("org/name/with space.txt", {"with space.txt": "with space.txt"}),
+        ("org/name@main/ü", {"ü/ñ/日本.txt": "ñ/日本.txt"}),
     ],
 )
-def test_path_is_a_directory_or_a_file(source, rest, wanted):
-    """What is below a directory is relative to it; a file keeps its name; a beginning of a name is neither."""
-    assert wanted == {e.path for e in source(rest, kind="dataset").entries()}
+@pytest.mark.parametrize("kind", ["dataset", "model"])
+def test_path_is_a_directory_or_a_file(hub, source, kind, rest, in_model):
+    """A dataset's files keep the repository's paths; a model's are relative; a beginning of a name is neither."""
+    hub.repository("models/org/name").commit(FILES)
+
+    found = {e.key: e.path for e in source(rest, kind=kind).entries()}
+
+    assert found == (in_model if kind == "model" else {key: key for key in in_model})
 
 
 @pytest.mark.parametrize("path", ["dat", "data/deep/b", "Data", "data/deep/b.bin/x"])
@@ -150,7 +154,7 @@ def test_old_repositories_have_no_organisation(hub, source, contents):
     hub.repository("datasets/squad").commit({"plain_text/x": b"1"})
 
     assert {"config.json": b"{}"} == contents(source("gpt2", kind="model"))
-    assert {"x": b"1"} == contents(source("datasets/squad@main/plain_text", kind="model"))
+    assert {"plain_text/x": b"1"} == contents(source("datasets/squad@main/plain_text", kind="model"))
 
 
 def test_list_goes_on_over_pages(hub, source):

@@ -41,7 +41,8 @@ class HubSource:
     """
     The files of a dataset or a model, or those below a path of it: `hf://org/name@revision/path`, see `hf_uri.parse`.
 
-    Paths are relative to the URI's path; a single file keeps its name.
+    A model's paths are relative to the URI's path, where a single file keeps its name.
+    A dataset's are those of the repository, as Kubeflow's SDK looks for `…/dataset/data` after `hf://org/name/data`.
 
     Args:
         environ: HF_ENDPOINT, ACCESS_TOKEN or HF_TOKEN, HF_HUB_OFFLINE, proxies and authorities.
@@ -107,9 +108,14 @@ class HubSource:
         if isinstance(lfs, dict):
             oid, algorithm = lfs.get("oid"), "sha256"
         known = algorithm and isinstance(oid, str) and HASH[algorithm].fullmatch(oid)
+        return Entry(self._place(key), listed["size"], key, str(oid or ""), f"{algorithm}:{oid}" if known else "")
+
+    def _place(self, key: str) -> str:
+        """Return where a file goes, relative to the destination."""
+        if self.asked.kind == "datasets":
+            return key
         below = self.asked.path
-        path = key.rpartition("/")[2] if key == below else key.removeprefix(f"{below}/")
-        return Entry(path, listed["size"], key, str(oid or ""), f"{algorithm}:{oid}" if known else "")
+        return key.rpartition("/")[2] if key == below else key.removeprefix(f"{below}/")
 
     def _or_xet(
         self, pieces: Iterator[bytes | memoryview], entry: Entry, start: int, stop: int
