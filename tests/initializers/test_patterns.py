@@ -39,6 +39,8 @@ LEFT = [
     "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
 ]
 PT = "*.pt, *.pth (2)"
+# Those of its initializers of models, where the user gives none.
+SDK = ["*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth"]
 NONE = "no weights here (*.safetensors, *.gguf, *.bin, *.pt, *.pth, *.msgpack, *.h5); --allow-patterns brings others"
 
 
@@ -154,9 +156,24 @@ def test_other_weights_stay_where_there_are_good_ones(weights):
     assert ([weights], "") == of_hub([weights, "pytorch_model.bin", "training_args.bin"])
 
 
-def test_ignored_weights_are_not_missed():
-    """A user who ignores them has chosen."""
-    assert (["config.json"], "") == of_hub(["config.json", "a.bin", "b.safetensors"], ignore=["*.bin", "*.safetensors"])
+@pytest.mark.parametrize(
+    "weights,ignore,forms",
+    [
+        (["a.bin", "b.bin"], SDK, "*.bin (2)"),
+        (["original/consolidated.00.pth"], SDK, "*.pt, *.pth (1)"),
+        (["a.bin", "b.safetensors"], ["*.bin", "*.safetensors"], "*.safetensors, *.gguf (1)"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["hf", "s3"])
+def test_ignored_weights_stay_and_are_told(weights, ignore, forms, scheme):
+    """Kubeflow's SDK sends its patterns where the user has not chosen any."""
+    why = f"no weights come: IGNORE_PATTERNS leave out {forms}"
+
+    assert (["config.json"], why) == chosen(["config.json", *weights], ignore=ignore, kind="model", scheme=scheme)
+
+
+def test_what_has_no_weights_anyhow_misses_none():
+    assert (["config.json"], "") == chosen(["config.json"], ignore=SDK, kind="model", scheme="s3")
 
 
 @pytest.mark.parametrize(

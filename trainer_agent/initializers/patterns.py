@@ -46,17 +46,25 @@ def select(
     if allow is not None:
         allowed = matcher(allow)
         return [entry for entry in left if allowed(entry.path)], ""
-    if (kind, scheme) != ("model", "hf"):
+    if kind != "model":
         return left, ""
     form, weights = _weights(left)
+    if scheme != "hf":
+        return left, "" if form else _left_out(entries)
     wanted = matcher(HUB_MODEL)
     found = [entry for entry in left if wanted(entry.path) or entry.path in weights]
-    if not form and not _weights(entries)[0]:
+    if not form:
         known = ", ".join(pattern for form in WEIGHTS for pattern in form)
-        return found, f"no weights here ({known}); --allow-patterns brings others"
-    if form and form != WEIGHTS[0]:
+        return found, _left_out(entries) or f"no weights here ({known}); --allow-patterns brings others"
+    if form != WEIGHTS[0]:
         return found, f"no safetensors or GGUF here: the weights are {', '.join(form)} ({len(weights)})"
     return found, ""
+
+
+def _left_out(entries: Sequence[Entry]) -> str:
+    """Return which weights are ignored: Kubeflow's SDK ignores most forms of them where the user chooses nothing."""
+    form, weights = _weights(entries)
+    return f"no weights come: IGNORE_PATTERNS leave out {', '.join(form)} ({len(weights)})" if form else ""
 
 
 def _weights(entries: Sequence[Entry]) -> tuple[tuple[str, ...], frozenset[str]]:
