@@ -93,6 +93,7 @@ LITERAL = "the URI is taken as it is written"
 IGNORED = "patterns match the path below the URI, as on the Hub"
 EMPTY = "nothing fetched is no success"
 UNDERSTOOD = "our URIs say more"
+NAMED = "what is named comes, to the same place, and nothing else"
 HOPELESS = "another attempt would not help"
 DIFFERENT = (
     Case(
@@ -215,7 +216,7 @@ DIFFERENT = (
         why="a model comes with its weights",
     ),
     Case("`hf://org/name@revision`", "hf://org/{}@main", SOME, same=False, codes=(0, 1), why=UNDERSTOOD),
-    Case("`hf://org/name/directory`, a dataset", "hf://org/{}/deep", SOME, same=False, why=UNDERSTOOD),
+    Case("`hf://org/name/directory`, a dataset", "hf://org/{}/deep", SOME, same=False, why=NAMED),
     Case(
         "`hf://org/name/directory`, a model",
         "hf://org/{}/onnx",
