@@ -141,14 +141,15 @@ def test_busy_hub_is_asked_again(hub, source, where, status, headers):
     assert 3 >= len(hub.requests(where)) >= 2
 
 
-def test_quota_says_when_it_is_full_again(hub, source):
-    """The Hub sends no Retry-After with it."""
-    quota = {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
+@pytest.mark.parametrize("told,wanted", [(55, 56.0), (0, 1.0)])
+def test_quota_says_when_it_is_full_again(hub, source, told, wanted):
+    """The Hub sends no Retry-After with it, and whole seconds only: none is left in the last."""
+    quota = {"RateLimit": f'"api";r=0;t={told}', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
     hub.fault("/revision/", status=429, headers=quota)
 
     with pytest.raises(TransientError, match="429") as caught:
-        list(source(patience_s=1.0).entries())
-    assert (True, 55.0) == (caught.value.busy, caught.value.retry_after_s)
+        list(source(patience_s=0.1).entries())
+    assert (True, wanted) == (caught.value.busy, caught.value.retry_after_s)
 
 
 def test_patience_ends(hub, source):

@@ -281,7 +281,7 @@ def _raise_busy(url: str, status: int, headers: Mapping[str, str]) -> NoReturn:
     """Raise a status that may pass; the Hub often says only by its quota when."""
     quota = QUOTA.search(headers.get("RateLimit", ""))
     if status == 429 and quota and retry_after(headers) is None:
-        headers = {"Retry-After": quota[1]}
+        headers = {"Retry-After": str(int(quota[1]) + 1)}  # whole seconds, of which the last is told as 0
     raise_transient(url, status, headers)
 
 
