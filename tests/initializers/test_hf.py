@@ -166,6 +166,13 @@ def test_list_goes_on_over_pages(hub, source):
     assert 3 == len(hub.requests("hub GET .*/tree/"))
 
 
+def test_another_link_does_not_end_the_list(hub, source):
+    """As a proxy's own, on a line of its own."""
+    hub.page, hub.also = 5, {"Link": '<http://proxy/help>; rel="help"'}
+
+    assert set(FILES) == {e.path for e in source().entries()}
+
+
 def test_pages_are_asked_for_on_the_hub_whatever_the_link_says(hub, source):
     """A mirror may pass on links to the Hub that it mirrors; the token must not go there."""
     files = {f"{i}": b"" for i in range(1500)}

@@ -145,6 +145,15 @@ def test_what_is_sent_and_what_is_told(serve):
     ]
 
 
+def test_headers_of_one_name_are_one_list(serve):
+    """As a proxy's own `Link` beside the server's; what is only told twice is told once."""
+    _server, wire = serve(plain(b"abc", 'Link: <a>; rel="next"', 'link: <b>; rel="help"', "Content-Length: 3"))
+    answer = wire.ask("GET", "http://h/o", {})
+
+    assert b"".join(map(bytes, answer.pieces())) == b"abc"
+    assert ('<a>; rel="next", <b>; rel="help"', "3") == (answer.headers["Link"], answer.headers["Content-Length"])
+
+
 @pytest.mark.parametrize("status", ["206 Partial Content", "302 Found", "404 Not Found", "503 Slow Down", "200"])
 def test_any_status_is_an_answer(serve, status):
     """What it means is the caller's to say; an error's body can be read, and the connection is used again."""
@@ -300,6 +309,7 @@ def test_some_answers_have_no_body(serve, method, answer):
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
         b"HTTP/1.1 100 Continue\r\n\r\n",
         b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",

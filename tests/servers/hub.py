@@ -83,6 +83,7 @@ class Hub:
         self.tokens: dict[str, set[str]] = {}  # token: repositories that it may read
         self.faults: list[Fault] = []
         self.log: list[Request] = []
+        self.also: dict[str, str] = {}  # more lines of each head, as a proxy adds them
         self.small_redirects = False  # small files answer 307 to the cache, as most do on the real one
         self.stopped = threading.Event()
         self._lock = threading.Lock()
@@ -359,7 +360,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server.role
         self.hub.log.append(Request(server, self.command, self.path, dict(self.headers.items()), status))
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in [*headers.items(), *self.hub.also.items()]:
             self.send_header(name, value)
         self.end_headers()
 

@@ -69,6 +69,11 @@ class Headers(dict[str, str]):
         """Return whether there is such a header."""
         return super().__contains__(str(name).lower())
 
+    def add(self, name: str, value: str) -> None:
+        """Take one line of a head; several with one name are one list, as `Link` may be."""
+        there = self.get(name, value)
+        self[name.lower()] = value if there == value else f"{there}, {value}"
+
 
 def origin_of(url: str) -> str:
     """Return `scheme://host[:port]`, empty where no wire can lead."""
@@ -230,10 +235,12 @@ class Answer:
         self, url: str, connection: _Connection, kept: threading.local, head: bytes, *, has_body: bool
     ) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
+        headers = Headers()
+        for name, _, value in (line.partition(":") for line in lines):
+            headers.add(name, value.strip())
         self.url = url
-        self.headers: Mapping[str, str] = Headers((name.lower(), value.strip()) for name, _, value in pairs)
-        status, length = STATUS.match(first), self.headers.get("content-length", "")
+        self.headers: Mapping[str, str] = headers
+        status, length = STATUS.match(first), headers.get("content-length", "")
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
         if not status or ("transfer-encoding" in self.headers and not self._chunked):
             connection.close()
