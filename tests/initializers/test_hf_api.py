@@ -101,11 +101,24 @@ def test_gated_repository(hub, source, environ, who):
     page = f"{hub.endpoint}/datasets/org/name"
     wanted = (
         "hub-gated",
-        f"{page} is gated, and {who} may not read it",
+        f"{page} is gated, and {who} may not read it (Access to {DATASET} is restricted.)",
         f"accept its terms at {page}, and put a token of the account that did into ACCESS_TOKEN",
     )
 
     assert wanted == refused(source(**environ), read=True)
+
+
+def test_gated_repository_says_what_is_missing(hub, source):
+    """Terms that are accepted do not help a fine-grained token that may not read gated ones."""
+    said = f"Please enable access to public gated repositories in your fine-grained token settings. {TOKEN * 8}"
+    refusal = {"X-Error-Code": "GatedRepo", "X-Error-Message": said}
+    hub.fault("/resolve/", status=403, headers=refusal)
+
+    message = refused(source(HF_TOKEN=TOKEN), read=True)[1]
+    assert message.endswith(
+        "may not read it (Please enable access to public gated repositories in your fine-grained "
+        f"token settings. {'***' * 8})"
+    )
 
 
 def test_gated_repository_stops_the_first_attempt_at_a_range(hub, source):

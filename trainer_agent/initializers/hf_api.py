@@ -170,7 +170,7 @@ class HubApi:
             hint = "check that this pod may reach it (proxy, NetworkPolicy); the next attempt gets another signature"
             raise CdnRefusedError("cdn-refused", f"{shown(url)} answers {status} to the Hub's own redirect", hint=hint)
         if code == "GatedRepo":
-            raise self._gated()
+            raise self._gated(headers)
         if code == "RevisionNotFound":
             hint = "name a branch, a tag or a commit of it after @ in STORAGE_URI"
             raise MissingError("hub-revision-not-found", f"{self.page} has no revision {self._revision!r}", hint=hint)
@@ -251,10 +251,11 @@ class HubApi:
                 raise MovedError(url)
         raise TransientError("source-garbled", f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
 
-    def _gated(self) -> FatalError:
+    def _gated(self, headers: Mapping[str, str]) -> FatalError:
         who = f"the account of {self.token_name}" if self._token else "somebody without a token"
+        message = f"{self.page} is gated, and {who} may not read it{self._reason(headers)}"
         hint = f"accept its terms at {self.page}, and put a token of the account that did into ACCESS_TOKEN"
-        return FatalError("hub-gated", f"{self.page} is gated, and {who} may not read it", hint=hint)
+        return FatalError("hub-gated", message, hint=hint)
 
     def _not_found(self) -> FatalError:
         if self._token:
@@ -267,10 +268,14 @@ class HubApi:
         return FatalError("hub-repository-not-found", f"{self.page} does not exist, or {who}", hint=hint)
 
     def _forbidden(self, status: int, headers: Mapping[str, str]) -> FatalError:
-        said = headers.get("X-Error-Message", "")[:REASON_CHARS]
-        reason = f" ({said.replace(self._token, '***') if self._token else said})" if said else ""
         hint = f"give {self.token_name or 'ACCESS_TOKEN'} the right to read its contents"
-        return FatalError("hub-forbidden", f"{self.page}: the Hub answers {status}{reason}", hint=hint)
+        return FatalError("hub-forbidden", f"{self.page}: the Hub answers {status}{self._reason(headers)}", hint=hint)
+
+    def _reason(self, headers: Mapping[str, str]) -> str:
+        """Return the Hub's own words in brackets, without the token."""
+        said = headers.get("X-Error-Message", "")
+        said = (said.replace(self._token, "***") if self._token else said)[:REASON_CHARS]
+        return f" ({said})" if said else ""
 
     def _no_hub(self, url: str, what: str) -> FatalError:
         hint = "HF_ENDPOINT must be the address of a Hugging Face Hub, or of a mirror with its API"
