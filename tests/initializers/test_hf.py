@@ -288,6 +288,15 @@ def test_offline_nothing_is_asked(hub, source):
     assert list(source(HF_HUB_OFFLINE="0").entries())
 
 
+def test_offline_is_told_by_the_variable_that_says_so(source):
+    """An image may have set the one for good; the other wins over it, as for huggingface_hub."""
+    with pytest.raises(OfflineError, match=r"^TRANSFORMERS_OFFLINE is set, and hf://datasets/org/name ") as caught:
+        list(source(HF_HUB_OFFLINE="", TRANSFORMERS_OFFLINE="1").entries())
+    assert caught.value.hint.startswith("unset TRANSFORMERS_OFFLINE, or ")
+
+    assert list(source(HF_HUB_OFFLINE="0", TRANSFORMERS_OFFLINE="1").entries())
+
+
 @pytest.mark.parametrize("more", [{"verify": "full"}, {"checksums": {"a.txt": f"sha256:{'0' * 64}"}}], ids=str)
 def test_offline_nothing_is_asked_for_what_is_damaged(hub, source, tmp_path, more):
     """A file that is there and not whole, or another than the user's own list says, is named."""

@@ -34,7 +34,7 @@ MOST_PLAIN_BYTES = 50_000_000_000
 MOST_LOCATED = 64
 HASH = {"git-sha1": re.compile(r"[0-9a-f]{40}"), "sha256": re.compile(r"[0-9a-f]{64}")}
 
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # the second is the first to huggingface_hub
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # as for huggingface_hub: the second where the first is not set
 
 
 class HubSource:
@@ -61,7 +61,7 @@ class HubSource:
         self.asked = hf_uri.parse(rest, kind=kind)
         self.uri = str(self.asked)
         self.revision = ""
-        self.offline = any(environ.get(name, "").strip().lower() in YES for name in OFFLINE)
+        self.offline = _offline_by(environ)
         self.api = HubApi(self.asked, environ, stall_s=stall_s, patience_s=patience_s)
         self._xet: dict[str, str] = {}
         self._only_xet: set[str] = set()
@@ -72,7 +72,7 @@ class HubSource:
     def entries(self) -> Iterator[Entry]:
         """List the files of the commit that the revision is now."""
         if self.offline:
-            raise _offline(f"{self.uri} is not here yet")
+            raise _offline(self.offline, f"{self.uri} is not here yet")
         self.revision = self.api.commit()
         for listed in self.api.files(self.revision):
             yield self._entry(listed)
@@ -80,7 +80,7 @@ class HubSource:
     def read(self, entry: Entry, start: int, stop: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes `[start, stop)`: from the Hub, from its CDN, or from Xet."""
         if self.offline:
-            raise _offline(f"{entry.path} is damaged here, or another than is wanted")
+            raise _offline(self.offline, f"{entry.path} is damaged here, or another than is wanted")
         if start == stop:
             return iter(())
         if entry.key in self._xet and (entry.size > MOST_PLAIN_BYTES or entry.key in self._only_xet):
@@ -188,9 +188,15 @@ def _check_size(entry: Entry, size: str) -> None:
         raise _changed(entry, f"it has {size} bytes, and {entry.size} were listed")
 
 
-def _offline(what: str) -> OfflineError:
-    hint = "unset HF_HUB_OFFLINE, or provide a destination that was completed before"
-    return OfflineError("hub-offline", f"HF_HUB_OFFLINE is set, and {what}", hint=hint)
+def _offline_by(environ: Mapping[str, str]) -> str:
+    """Return the variable that says that the Hub may not be asked, empty when it may."""
+    name = next((name for name in OFFLINE if environ.get(name, "").strip()), "")
+    return name if environ.get(name, "").strip().lower() in YES else ""
+
+
+def _offline(name: str, what: str) -> OfflineError:
+    hint = f"unset {name}, or provide a destination that was completed before"
+    return OfflineError("hub-offline", f"{name} is set, and {what}", hint=hint)
 
 
 def _changed(entry: Entry, how: str) -> ChangedError:
