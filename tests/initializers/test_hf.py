@@ -122,7 +122,7 @@ def test_mirror_may_lie_below_a_path(contents, redirects):
 
 
 @pytest.mark.parametrize(
-    "rest,in_model",
+    "path",
     [
         ("org/name/data", {"data/deep/b.bin": "deep/b.bin"}),
         ("org/name/data/deep", {"data/deep/b.bin": "b.bin"}),
@@ -132,17 +132,29 @@ def test_mirror_may_lie_below_a_path(contents, redirects):
     ],
 )
 @pytest.mark.parametrize("kind", ["dataset", "model"])
-def test_path_is_a_directory_or_a_file(hub, source, kind, rest, in_model):
-    """A dataset's files keep the repository's paths; a model's are relative; a beginning of a name is neither."""
-    hub.repository("models/org/name").commit(FILES)
+@pytest.mark.parametrize("refused", [0, 400, 404, 405])
+def test_path_is_a_directory_or_a_file(hub, source, kind, path, refused):
+    """
+    A dataset's files keep the repository's paths; a model's are relative; a beginning of a name is neither.
 
+    Mirrors may not know how to say which of them a path is.
+    """
+    hub.repository("models/org/name").commit(FILES)
+    if refused:
+        hub.fault("/paths-info/", status=refused)
+
+    rest, in_model = path
     found = {e.key: e.path for e in source(rest, kind=kind).entries()}
 
     assert found == (in_model if kind == "model" else {key: key for key in in_model})
 
 
+@pytest.mark.parametrize("refused", [0, 400])
 @pytest.mark.parametrize("path", ["dat", "data/deep/b", "Data", "data/deep/b.bin/x"])
-def test_path_that_is_nothing_is_fatal(source, path):
+def test_path_that_is_nothing_is_fatal(hub, source, path, refused):
+    if refused:
+        hub.fault("/paths-info/", status=refused)
+
     with pytest.raises(FatalError, match="org/name has no") as caught:
         list(source(f"org/name/{path}").entries())
 

@@ -108,22 +108,16 @@ class HubApi:
         return commit
 
     def files(self, commit: str) -> Iterator[dict[str, Any]]:
-        """List the files below the URI's path, or the file that it is, page by page."""
+        """List the files below the URI's path, or the file that it is."""
         path = self.uri.path
-        if path and (found := self._info(commit, path)).get("type") != "directory":
+        found = self._info(commit, path) if path else {"type": "directory"}
+        if found is None:  # a mirror that knows revision, tree and resolve, which is all that huggingface_hub asks
+            below = [entry for entry in self._tree(commit, "") if f"{entry['path']}/".startswith(f"{path}/")]
+            yield from below or self._refuse_path(path)
+        elif found["type"] == "directory":
+            yield from self._tree(commit, path)
+        else:
             yield found
-            return
-        base = self._api(f"tree/{commit}" + (f"/{quote(path)}" if path else ""))
-        query = "recursive=true&expand=false"
-        while query:
-            url = f"{base}?{query}"
-            answer = persist(lambda: self._ask("GET", url), patience_s=self.patience_s)  # noqa: B023
-            yield from (e for e in self._entries(url, answer.data) if e["type"] == "file")
-            # Only the query: a mirror's Link may still name the Hub that it mirrors.
-            link = NEXT.search(answer.headers.get("Link", ""))
-            before, query = query, urlsplit(link[1]).query if link else ""
-            if query == before:
-                raise TransientError("source-garbled", f"{shown(url)}: the list goes round in circles")
 
     def resolve_url(self, commit: str, path: str) -> str:
         """Return where a file of a commit is asked for."""
@@ -199,16 +193,36 @@ class HubApi:
             get_logger().info("the repository has another name now", asked=self.name, name=name)
             self.name = name
 
-    def _info(self, commit: str, path: str) -> dict[str, Any]:
-        """Return what a path is."""
+    def _info(self, commit: str, path: str) -> dict[str, Any] | None:
+        """Return what a path is; None where the server cannot be asked."""
         form = urlencode({"paths": path, "expand": "false"}).encode()
         url = self._api(f"paths-info/{commit}")
-        answer = persist(lambda: self._ask("POST", url, body=form), patience_s=self.patience_s)
+        try:
+            answer = persist(lambda: self._ask("POST", url, body=form), patience_s=self.patience_s)
+        except FatalError as error:
+            if error.code != "hub-endpoint-invalid":
+                raise
+            return None
         found = [e for e in self._entries(url, answer.data) if e["path"] == path]
-        if not found:
-            hint = "check the path in STORAGE_URI; it is a directory or a file, and capital letters matter"
-            raise FatalError("hub-file-not-found", f"{self.page} has no {path!r} at {self._revision!r}", hint=hint)
-        return found[0]
+        return found[0] if found else self._refuse_path(path)
+
+    def _refuse_path(self, path: str) -> NoReturn:
+        hint = "check the path in STORAGE_URI; it is a directory or a file, and capital letters matter"
+        raise FatalError("hub-file-not-found", f"{self.page} has no {path!r} at {self._revision!r}", hint=hint)
+
+    def _tree(self, commit: str, path: str) -> Iterator[dict[str, Any]]:
+        """List the files below a directory, page by page."""
+        base = self._api(f"tree/{commit}" + (f"/{quote(path)}" if path else ""))
+        query = "recursive=true&expand=false"
+        while query:
+            url = f"{base}?{query}"
+            answer = persist(lambda: self._ask("GET", url), patience_s=self.patience_s)  # noqa: B023
+            yield from (e for e in self._entries(url, answer.data) if e["type"] == "file")
+            # Only the query: a mirror's Link may still name the Hub that it mirrors.
+            link = NEXT.search(answer.headers.get("Link", ""))
+            before, query = query, urlsplit(link[1]).query if link else ""
+            if query == before:
+                raise TransientError("source-garbled", f"{shown(url)}: the list goes round in circles")
 
     def _entries(self, url: str, data: bytes) -> list[dict[str, Any]]:
         """Return the entries of a page, of which each has a type, a path and a size."""
