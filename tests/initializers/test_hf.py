@@ -281,13 +281,15 @@ def test_token_goes_to_the_hub_only(hub, repo, source, contents, redirects):
     assert [] == [r for r in at_cdn if "authorization" in {name.lower() for name in r.headers}]
 
 
-def test_tokens_in_the_order_of_their_names(hub, repo, source, contents):
+def test_tokens_in_the_order_of_their_names(hub, repo, source, contents, tmp_path):
     hub.tokens[TOKEN] = {DATASET}
     repo.private = True
 
     assert FILES == contents(source(ACCESS_TOKEN=TOKEN, HF_TOKEN="hf_wrong"))
     assert FILES == contents(source(ACCESS_TOKEN="", HF_TOKEN=TOKEN))
     assert FILES == contents(source(HUGGING_FACE_HUB_TOKEN=TOKEN))
+    (tmp_path / "token").write_text(TOKEN)
+    assert FILES == contents(source(HF_HOME=str(tmp_path)))
 
 
 def test_offline_nothing_is_asked(hub, source):

@@ -45,7 +45,7 @@ class HubSource:
     A dataset's are those of the repository, as Kubeflow's SDK looks for `…/dataset/data` after `hf://org/name/data`.
 
     Args:
-        environ: HF_ENDPOINT, ACCESS_TOKEN or HF_TOKEN, HF_HUB_OFFLINE, proxies and authorities.
+        environ: HF_ENDPOINT, those of the token, HF_HUB_OFFLINE, proxies and authorities.
         patience_s: how long questions about the repository are repeated.
     """
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from trainer_agent import __version__
 from trainer_agent.errors import FatalError
-from trainer_agent.initializers import ChangedError, TransientError
+from trainer_agent.initializers import ChangedError, TransientError, hf_token
 from trainer_agent.initializers.hf_uri import NAME
 from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, retry_after, shown
 from trainer_agent.initializers.retry import persist
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from trainer_agent.initializers.http import Response, Stream
 
 ENDPOINT = "https://huggingface.co"
-# Kubeflow's name first; the last is huggingface_hub's old one, which it still reads.
-TOKENS = ("ACCESS_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NEXT = re.compile(r'<([^>]*)>\s*;[^,<]*\brel="?next\b')
 # As the Hub says when its quota is full again, where it sends no Retry-After: "api";r=0;t=55.
@@ -63,7 +61,7 @@ class HubApi:
     One repository of a Hub, for many threads.
 
     Args:
-        environ: HF_ENDPOINT, ACCESS_TOKEN or HF_TOKEN, proxies and authorities.
+        environ: HF_ENDPOINT, those of the token, proxies and authorities.
         patience_s: how long questions about the repository are repeated.
     """
 
@@ -74,7 +72,7 @@ class HubApi:
         bundles = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
         self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s, bundles=bundles)
         self.endpoint = _endpoint(environ)
-        self.token_name, self._token = _token(environ)
+        self.token_name, self._token = hf_token.find(environ)
         self.patience_s = patience_s
 
     @property
@@ -329,13 +327,3 @@ def _endpoint(environ: Mapping[str, str]) -> str:
         hint = "write it as https://host or http://host:port"
         raise FatalError("hub-endpoint-invalid", "HF_ENDPOINT is not the address of a server", hint=hint)
     return endpoint
-
-
-def _token(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and the value of the token's variable, both empty without one."""
-    name = next((n for n in TOKENS if environ.get(n, "").strip()), "")
-    token = environ.get(name, "").strip()
-    if token and not re.fullmatch(r"[\x21-\x7e]+", token):
-        hint = "give the token alone, without spaces and line breaks in it"
-        raise FatalError("hub-token-invalid", f"{name} holds what no token has", hint=hint)
-    return name, token
