@@ -17,6 +17,7 @@ from manifests import EXAMPLES, RUNTIMES, containers, documents, jobs, runtime, 
 
 from trainer_agent import __version__
 from trainer_agent.accelerators import Accelerators
+from trainer_agent.initializers.cache_settings import read_settings
 from trainer_agent.nproc import decide
 from trainer_agent.status import ATTEMPT
 from trainer_agent.termination import GRACE_S
@@ -360,6 +361,17 @@ def test_an_initializer_is_tried_again_by_itself_but_not_after_30():
     for job in (jobs(document)["dataset-initializer"], jobs(document)["model-initializer"]):
         assert 3 == job["backoffLimit"]
         assert ["FailJob", "Count", "Ignore"] == [job_action(job, code=30), job_action(job, code=20), job_action(job)]
+
+
+def test_a_cache_has_all_its_variables_with_those_that_the_page_adds():
+    """The SDK's DataCacheInitializer sends the rest."""
+    page = RUNTIMES.parent.joinpath("docs", "runtimes.md").read_text()
+    sent = {"CLUSTER_SIZE": "5", "METADATA_LOC": "s3a://bucket/metadata.json", "IAM_ROLE": "arn:aws:iam::1:role/x"}
+    added = yaml.safe_load(re.search(r"```yaml\n([^`]*CACHE_IMAGE[^`]*)```", page)[1])
+
+    found = read_settings("schema/table", sent | {each["name"]: each.get("value", "job1") for each in added})
+
+    assert ("job1", 5) == (found.job, found.size)
 
 
 @pytest.mark.parametrize("name", ["torch-distributed-preflight", "torch-distributed-dra"])
