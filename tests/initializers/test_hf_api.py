@@ -240,6 +240,17 @@ def test_redirects_in_a_circle_end(hub, source):
         list(source(patience_s=0.0).entries())
 
 
+@pytest.mark.parametrize("where", ["/revision/", "/resolve/"])
+@pytest.mark.parametrize("location", ["http://[::1/x", "https://cdn:70000/x", "//cdn:x"])
+def test_redirect_to_no_address_is_worth_a_retry(hub, source, where, location):
+    hub.fault(where, status=302, headers={"Location": location})
+
+    opened = source(patience_s=0.0)
+
+    with pytest.raises(TransientError, match="sends us on to what is no address"):
+        list(opened.read(next(iter(opened.entries())), 0, 5))
+
+
 def test_list_in_a_circle_ends(hub, source):
     link = {"Link": '<http://x/api?cursor=1>; rel="next"'}
     hub.fault("/tree/", status=200, body=b"[]", headers=link, times=99)

@@ -143,6 +143,20 @@ def test_total_of_a_range_may_be_unknown(hub, source):
     assert BIG[5:10] == read(opened, entry, 5, 10)
 
 
+@pytest.mark.parametrize("start,stop", [(0, 5), (1, 3)])
+def test_redirect_may_name_a_file_as_it_is(hub, source, start, stop):
+    """In UTF-8, as nginx does; what is encoded stays so."""
+    opened = source()
+    entry = entry_of(opened, "a.txt")
+    location = f"{hub.cdn}/ü 1%20a+b?x=%2F&y=a/b".encode().decode("latin-1")
+    hub.fault("/resolve/", status=302, headers={"Location": location})
+    answer = {"status": 206, "headers": {"Content-Range": f"bytes {start}-{stop - 1}/5"}}
+    hub.fault("cdn GET", body=b"alpha"[start:stop], **(answer if start else {"status": 200}))
+
+    assert b"alpha"[start:stop] == read(opened, entry, start, stop)
+    assert ["/%C3%BC%201%20a+b?x=%2F&y=a/b"] == [request.target for request in hub.requests("cdn GET")]
+
+
 def test_redirects_of_a_file_end(hub, source):
     opened = source()
     entry = entry_of(opened, "a.txt")

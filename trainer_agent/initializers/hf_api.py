@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -148,7 +149,7 @@ class HubApi:
                 answer.error_body()  # so that the connection can be used again
                 if answer.status not in REDIRECTS:
                     self.refuse(url, answer.status, answer.headers)
-                url = urljoin(url, answer.headers.get("Location", ""))
+                url = _sent_on(url, answer.headers)
         raise TransientError("source-garbled", f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
 
     def refuse(self, url: str, status: int, headers: Mapping[str, str]) -> NoReturn:
@@ -258,7 +259,7 @@ class HubApi:
                 return url, answer
             if answer.status not in REDIRECTS:
                 self.refuse(url, answer.status, answer.headers)
-            url = urljoin(url, answer.headers.get("Location", ""))
+            url = _sent_on(url, answer.headers)
             if _origin(url) != _origin(self.endpoint):
                 raise MovedError(url)
         raise TransientError("source-garbled", f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
@@ -300,6 +301,18 @@ def _raise_busy(url: str, status: int, headers: Mapping[str, str]) -> NoReturn:
     if status == 429 and quota and retry_after(headers) is None:
         headers = {"Retry-After": str(int(quota[1]) + 1)}  # whole seconds, of which the last is told as 0
     raise_transient(url, status, headers)
+
+
+def _sent_on(url: str, headers: Mapping[str, str]) -> str:
+    """Return where a redirect leads."""
+    # Some servers name files as they are; `quote` makes of the header's bytes what can be sent.
+    location = quote(headers.get("Location", ""), safe=string.punctuation, encoding="latin-1")
+    try:
+        target = urljoin(url, location)
+        _origin(target)
+    except ValueError:
+        raise TransientError("source-garbled", f"{shown(url)} sends us on to what is no address") from None
+    return target
 
 
 def _is_entry(entry: object) -> bool:
