@@ -1,10 +1,11 @@
 """Credentials of the pod's agent and of the instance."""
 
+import http.client
 import re
 import time
 
 import pytest
-from node_agent import NodeAgent
+from node_agent import NodeAgent, SixthServer
 
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError
@@ -37,6 +38,17 @@ def test_a_container_s_agent(agent, tmp_path):
         assert agent.seen[-1][2]["Authorization"] == text
         assert (found.secret_key, found.token) == ("agent-secret", "agent-token")
         assert found.expires_at == pytest.approx(time.time() + 3600, abs=10)
+
+
+@pytest.mark.parametrize("variable", ["AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_EC2_METADATA_SERVICE_ENDPOINT"])
+def test_an_address_of_ipv6_needs_no_port(variable, monkeypatch):
+    """EKS names http://[fd00:ec2::23]/v1/credentials, of which the HTTP library would take 23 for the port."""
+    with NodeAgent(SixthServer) as agent:
+        monkeypatch.setattr(http.client.HTTPConnection, "default_port", agent.port)
+        found = taken({variable: "http://[::1]"})
+
+    assert found.secret_key == "agent-secret"
+    assert "[::1]" == agent.seen[-1][2]["Host"]
 
 
 @pytest.mark.parametrize(

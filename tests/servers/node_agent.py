@@ -1,14 +1,24 @@
 """What gives credentials on a node: the instance's metadata service and EKS Pod Identity's agent in one."""
 
 import json
+import socket
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+class SixthServer(ThreadingHTTPServer):
+    """One that speaks IPv6."""
+
+    address_family = socket.AF_INET6
+
+
 class NodeAgent:
     """
     A server on a free port of loopback; a context manager.
+
+    Args:
+        server: `SixthServer` for one at [::1].
 
     Attributes:
         answers: {path: (status, body)}, which go before its own.
@@ -17,12 +27,13 @@ class NodeAgent:
         seen: (method, path, headers) of every request.
     """
 
-    def __init__(self):
+    def __init__(self, server=ThreadingHTTPServer):
         self.answers, self.seen, self.minutes, self.given = {}, [], 60, 0
         self.busy = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = server(("::1" if server is SixthServer else "127.0.0.1", 0), _Handler)
         self._server.world = self
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self):
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()

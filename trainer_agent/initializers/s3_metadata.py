@@ -116,7 +116,8 @@ def _ask(
 
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    # Without a port, it would take the end of an IPv6 address for one: of Pod Identity's [fd00:ec2::23], 23.
+    connection = kind(parts.hostname or "", parts.port or kind.default_port, timeout=timeout_s)
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request(method, target, headers=dict(headers))
