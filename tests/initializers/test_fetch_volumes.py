@@ -110,3 +110,18 @@ def test_a_name_of_our_own_is_nobodys_to_change(volume):
     said = volume("CREATE", REFUSED)
 
     assert ["destination-not-writable 20 check the volume, and whether it is mounted read-only"] == said
+
+
+FROM_THERE = """
+from trainer_agent.initializers import open_source
+volume.mkdir()
+(volume / "f").write_bytes(b"abc")
+for _ in range(2):
+    summary = bring(open_source(f"file://{volume}", {}), here)
+    print(summary.fetched_files, tree(here))
+"""
+
+
+def test_a_file_that_only_has_another_inode_has_not_changed(volume):
+    """Neither between its listing and its bytes, nor from one fetch to the next."""
+    assert ["1 {'f': b'abc'}", "0 {'f': b'abc'}"] == volume("INODES", FROM_THERE)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
 from trainer_agent.initializers import HIDDEN, ChangedError, TransientError, open_source
+from trainer_agent.initializers import file as module
+from trainer_agent.initializers.disk import kind_of
 from trainer_agent.initializers.fetch import Bounds, fetch
 from trainer_agent.initializers.order import Order
 from trainer_agent.isolation import contained
@@ -164,6 +167,21 @@ def test_a_change_after_the_listing_is_told(tmp_path, change):
 
     with pytest.raises(ChangedError, match="changed after it was listed"):
         list(source.read(entry, 0, 3))
+
+
+def test_another_inode_is_no_change_where_they_do_not_stay(tmp_path, monkeypatch):
+    """There, the kernel forgets a file, and finds it again under another number."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(module, "RENUMBERING", frozenset({kind_of(folder)}))
+    os.close(folder)
+    (tmp_path / "f").write_bytes(b"old")
+    source = open_source(f"file://{tmp_path}/f", {})
+    [entry] = source.entries()
+    shutil.copy2(tmp_path / "f", tmp_path / "g")
+    (tmp_path / "g").replace(tmp_path / "f")
+
+    assert list(source.entries()) == [entry]
+    assert list(source.read(entry, 0, 3)) == [b"old"]
 
 
 def test_a_change_while_it_is_read_is_told(tmp_path):

@@ -9,6 +9,7 @@ WRITE       nothing can be written: ENOSPC
 READ        what is read is not what was written
 AGAIN       nothing can be written after fsync, which uploads here: EIO, as of Mountpoint for S3
 REMOVE      no file can be removed: EPERM, as of Mountpoint for S3 without --allow-delete
+INODES      a file has another inode whenever it is looked up, as of gcsfuse once the kernel has forgotten it
 
 Run as `fuse_volume.py PLACE REFUSED COMMAND…` by root, in a mount namespace of its own: the volume lives as long as the
 command, whose exit code it returns.
@@ -110,6 +111,9 @@ class Volume:
         child = self.nodes[inode].children.get(_name(body))
         if child is None:
             raise RefusedError(errno.ENOENT)
+        if self.refused == "INODES" and self.nodes[child].mode == FILE:
+            self.nodes[max(self.nodes) + 1] = self.nodes[child]
+            child = max(self.nodes)
         return self._entry(child)
 
     def setattr(self, inode: int, body: bytes) -> bytes:

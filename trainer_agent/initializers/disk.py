@@ -67,7 +67,7 @@ class Disk:
         self.lost = lost
         # Opened before the first byte: errors since then are told.
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        kind = _kind(self._fd)
+        kind = kind_of(self._fd)
         self.together = _tells_errors() and kind in LOCAL
         self.later = later and kind in LOCAL
         self._keeps = kind in KEEPING
@@ -188,7 +188,7 @@ def _tells_errors() -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= KERNEL
 
 
-def _kind(fd: int) -> int:
+def kind_of(fd: int) -> int:
     """Return the kind of file system: a struct statfs, of at most 120 bytes, begins with it."""
     buffer = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).fstatfs(fd, buffer) != 0:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.initializers import HIDDEN, PATIENCE_S, STALL_S, ChangedError, Entry, TransientError
+from trainer_agent.initializers.disk import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 # Where the kubelet keeps the files of a ConfigMap or Secret; the names that users gave are links into it.
 OF_KUBERNETES = re.compile(r"\.\.(data|[0-9]{4}_.+)")
+# FUSE (linux/magic.h): gcsfuse, Mountpoint for S3 and others number a file anew once the kernel has forgotten it, or
+# with each mount.
+RENUMBERING = frozenset({0x65735546})
 
 
 class FileSource:
-    """The files below a path; their version is the time of their last change."""
+    """The files below a path; their version is the time of their last change, and their inode where it stays."""
 
     revision = ""
 
@@ -35,6 +39,7 @@ class FileSource:
     ) -> None:
         self.root = Path("/" + rest.lstrip("/"))
         self.uri = f"file://{self.root}"
+        self._renumbers: dict[int, bool] = {}  # by device
         self._places: Sequence[Path] = ()
         self._left_out: Callable[[str], bool] = lambda _: False
 
@@ -84,7 +89,7 @@ class FileSource:
 
     def _files(self) -> Iterator[Entry]:
         if self.root.is_file():
-            yield _entry(self.root, self.root.name)
+            yield self._entry(self.root, self.root.name)
             return
         if not self.root.is_dir():
             raise FatalError(
@@ -100,9 +105,15 @@ class FileSource:
             for name in names:
                 path = Path(directory, name)
                 if path.is_file():
-                    yield _entry(path, path.relative_to(self.root).as_posix())
+                    yield self._entry(path, path.relative_to(self.root).as_posix())
                 elif path.is_symlink():
                     raise _unusable(path, "which does not exist")
+
+    def _entry(self, path: Path, name: str) -> Entry:
+        stat = path.stat()
+        if stat.st_dev not in self._renumbers:
+            self._renumbers[stat.st_dev] = _is_renumbering(path)
+        return Entry(name, stat.st_size, str(path), _version(stat, renumbers=self._renumbers[stat.st_dev]))
 
     def _refuse_circle(self, path: Path) -> None:
         """Refuse a link to where the way to it has been, which would be gone over and over again."""
@@ -139,17 +150,21 @@ def _into_itself(place: Path, uri: str, *, name: str, linked: bool) -> FatalErro
     return FatalError("output-path-in-source", message, hint=hint)
 
 
-def _entry(path: Path, name: str) -> Entry:
-    stat = path.stat()
-    return Entry(name, stat.st_size, str(path), _version(stat))
+def _is_renumbering(path: Path) -> bool:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return kind_of(fd) in RENUMBERING
+    finally:
+        os.close(fd)
 
 
-def _version(stat: os.stat_result) -> str:
-    return f"{stat.st_ino}-{stat.st_mtime_ns}"
+def _version(stat: os.stat_result, *, renumbers: bool) -> str:
+    return f"{'' if renumbers else stat.st_ino}-{stat.st_mtime_ns}"
 
 
 def _check_same(entry: Entry, stat: os.stat_result) -> None:
-    if (_version(stat), stat.st_size) != (entry.version, entry.size):
+    now = _version(stat, renumbers=entry.version.startswith("-"))
+    if (now, stat.st_size) != (entry.version, entry.size):
         hint = "let whoever writes there finish first"
         raise ChangedError("source-changed", f"{entry.key} changed after it was listed", hint=hint)
 
