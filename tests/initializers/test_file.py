@@ -121,6 +121,20 @@ def test_a_volume_of_a_config_map_has_each_file_once(tree, tmp_path):
     assert tree(tmp_path / "out") == {"key": b"value"}
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_what_fsck_keeps_in_a_volume_is_no_data(tmp_path, monkeypatch, link):
+    """Only root may look there; elsewhere it is a name like any other."""
+    for folder in ("lost+found", "deep/lost+found"):
+        (tmp_path / "volume" / folder).mkdir(parents=True)
+        (tmp_path / "volume" / folder / "f").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("volume")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "volume"))
+
+    entries = open_source(f"file://{tmp_path}/{'link' if link else 'volume'}", {}).entries()
+
+    assert ["deep/lost+found/f"] == [entry.path for entry in entries]
+
+
 def test_a_single_file(tree, tmp_path):
     """A URI may name one file."""
     (tmp_path / "one.bin").write_bytes(b"one")

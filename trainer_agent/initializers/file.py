@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 # Where the kubelet keeps the files of a ConfigMap or Secret; the names that users gave are links into it.
 OF_KUBERNETES = re.compile(r"\.\.(data|[0-9]{4}_.+)")
+# Where fsck puts what it finds, in the root of ext2 to ext4; only root may look.
+OF_FSCK = "lost+found"
 # FUSE (linux/magic.h): gcsfuse, Mountpoint for S3 and others number a file anew once the kernel has forgotten it, or
 # with each mount.
 RENUMBERING = frozenset({0x65735546})
@@ -100,6 +102,8 @@ class FileSource:
         for directory, below, names in os.walk(self.root, onerror=_raise, followlinks=True):
             # In a destination of ours, what is the agent's own is no data.
             below[:] = [name for name in below if name != HIDDEN and not OF_KUBERNETES.fullmatch(name)]
+            if OF_FSCK in below and os.path.ismount(os.path.realpath(directory)):
+                below.remove(OF_FSCK)
             for name in below:
                 self._refuse_circle(Path(directory, name))
             for name in names:
