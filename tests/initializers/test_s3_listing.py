@@ -59,6 +59,15 @@ def test_pages_are_put_together():
         assert len(server.seen) == 4
 
 
+def test_a_server_of_the_first_version_goes_on_behind_a_key():
+    """It takes a question for the second version for one of its own, and gives no token."""
+    with HostileS3({f"d/{i:02} +%20/ü": b"" for i in range(20)}, page_keys=5) as server:
+        server.first_version = True
+
+        assert paths(server, "bucket/d") == [f"{i:02} +%20/ü" for i in range(20)]
+        assert len(server.seen) == 4
+
+
 def test_keys_below_another_prefix_are_left_out():
     """A server that ignores `prefix` does not give us what nobody asked for."""
     listing = b"<ListBucketResult><Contents><Key>other/x</Key><Size>1</Size></Contents></ListBucketResult>"
@@ -93,12 +102,17 @@ def test_a_list_that_makes_no_sense_is_worth_a_retry(body):
         s3_xml.page(body, url="http://s3/b")
 
 
-def test_a_list_that_goes_round_in_circles():
-    """The same token twice would list for ever."""
-    body = (
-        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
-        b"</ListBucketResult>"
-    )
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"<NextContinuationToken>t</NextContinuationToken>",
+        b"<Contents><Key>a</Key><Size>1</Size></Contents>",
+    ],
+    ids=["token", "marker"],
+)
+def test_a_list_that_goes_round_in_circles(more):
+    """The same token or key twice would list for ever."""
+    body = b"<ListBucketResult><IsTruncated>true</IsTruncated>" + more + b"</ListBucketResult>"
     with HostileS3() as server:
         server.faults["list"] = [Fault(200, body=body)] * 3
         with pytest.raises(TransientError, match="goes round in circles"):

@@ -92,6 +92,7 @@ class HostileS3:
         ranges: False answers every range with the whole object.
         if_match: False ignores If-Match.
         no_parts: the status of questions for parts.
+        first_version: lists are those of ListObjects, whatever is asked for; with an encoding they begin anew.
         requester_pays: refuse who does not say so.
         sends_on: (status, where) of all questions for objects, as AIStore's gateways do; path and query are appended.
         names_keys_raw: it does so without percent-encoding.
@@ -106,6 +107,7 @@ class HostileS3:
         self.ranges = True
         self.if_match = True
         self.no_parts = 0
+        self.first_version = False
         self.requester_pays = False
         self.sends_on = None
         self.names_keys_raw = False
@@ -135,20 +137,23 @@ class HostileS3:
         return self.faults[path].pop(0) if self.faults.get(path) else None
 
     def listing(self, query):
-        """Return a page of ListObjectsV2."""
+        """Return a page of ListObjectsV2, or of ListObjects."""
         if len(self._sorted) != len(self.objects):
             self._sorted = sorted(self.objects)
         prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        encoded = query.get("encoding-type") == "url"
+        if self.first_version:
+            after, encoded = "" if encoded else query.get("marker", ""), False
         at = bisect_right(self._sorted, after) if after else bisect_left(self._sorted, prefix)
         keys = itertools.takewhile(lambda k: k.startswith(prefix), itertools.islice(self._sorted, at, None))
         page = list(itertools.islice(keys, self.page_keys + 1))
-        encoded = query.get("encoding-type") == "url"
         more, page = len(page) > self.page_keys, page[: self.page_keys]
+        token = more and not self.first_version
         return (
             '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             + ("<EncodingType>url</EncodingType>" if encoded else "")
             + f"<Name>bucket</Name><IsTruncated>{str(more).lower()}</IsTruncated>"
-            + (f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else "")
+            + (f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if token else "")
             + "".join(self._contents(key, encoded=encoded) for key in page)
             + "</ListBucketResult>"
         ).encode()

@@ -145,17 +145,17 @@ class S3Source:
         return sizes
 
     def _below(self) -> Iterator[Entry]:
-        token = ""
+        after = "", ""
         while True:
-            page = persist(lambda: self.bucket.list(self.prefix, token), patience_s=self.patience_s)  # noqa: B023
+            page = persist(lambda: self.bucket.list(self.prefix, *after), patience_s=self.patience_s)  # noqa: B023
             for listed in page.objects:
                 if listed.key.startswith(self.prefix) and (listed.size or not listed.key.endswith("/")):
                     yield self._entry(listed.key, listed.size, listed.etag)
-            if not page.token:
+            if not (page.token or page.marker):
                 return
-            if page.token == token:
+            if (page.token, page.marker) == after:
                 raise TransientError("source-garbled", f"{self.uri}: the list goes round in circles")
-            token = page.token
+            after = page.token, page.marker
 
     def _single(self, *, refused_is_none: bool = False) -> Entry | None:
         """Return the object that the URI names itself."""

@@ -101,9 +101,10 @@ class Bucket:
         pairs = "&".join(f"{quoted(k)}={quoted(v)}" for k, v in sorted((query or {}).items()))
         return f"{self.host}{bucket}{path or ('/' if self.virtual else '')}" + (f"?{pairs}" if pairs else "")
 
-    def list(self, prefix: str, token: str = "") -> s3_xml.Page:
+    def list(self, prefix: str, token: str = "", marker: str = "") -> s3_xml.Page:
         """Return one page of the objects whose keys begin with `prefix`."""
-        query = {"list-type": "2", "encoding-type": "url"}
+        # Huawei's, which has no second version, begins anew where a marker comes with an encoding.
+        query = {"marker": marker} if marker else {"list-type": "2", "encoding-type": "url"}
         query |= {"prefix": prefix} if prefix else {}
         query |= {"continuation-token": token} if token else {}
         answer = self._request("GET", "", query=query, headers={})

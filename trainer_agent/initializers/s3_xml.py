@@ -31,10 +31,17 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing; `token` asks for the next one, and is empty on the last."""
+    """
+    One page of a listing.
+
+    Args:
+        token: asks for the next one, empty on the last.
+        marker: does so where the server knows only the first version of listings, which goes on behind a key.
+    """
 
     objects: list[Listed]
     token: str
+    marker: str = ""
 
 
 def unquoted(etag: str) -> str:
@@ -57,7 +64,7 @@ def texts(data: bytes, names: Iterable[str]) -> dict[str, str]:
 
 def page(data: bytes, *, url: str) -> Page:
     """
-    Return what one answer to ListObjectsV2 lists.
+    Return what one answer to ListObjectsV2, or to ListObjects, lists.
 
     Raises:
         TransientError: it was cut, or makes no sense.
@@ -77,12 +84,15 @@ def page(data: bytes, *, url: str) -> Page:
                 fields[name] = element.text or ""
     except (ET.ParseError, KeyError, ValueError) as error:
         raise TransientError("source-garbled", f"{url} answers with a list that makes no sense") from error
-    token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated", "").strip() == "true" else None
-    if token == "":
-        raise TransientError("source-garbled", f"{url} answers with part of a list, and does not say how to go on")
     if fields.get("EncodingType", "").strip() == "url":
         objects = [Listed(unquote_plus(o.key, errors="surrogateescape"), o.size, o.etag) for o in objects]
-    return Page(objects, token or "")
+    if fields.get("IsTruncated", "").strip() != "true":
+        return Page(objects, "")
+    if token := fields.get("NextContinuationToken", ""):
+        return Page(objects, token)
+    if not objects:
+        raise TransientError("source-garbled", f"{url} answers with part of a list, and does not say how to go on")
+    return Page(objects, "", marker=objects[-1].key)
 
 
 def _listed(fields: dict[str, str]) -> Listed:
