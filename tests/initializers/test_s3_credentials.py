@@ -1,10 +1,11 @@
 """Credentials: which ones are taken, and how they stay valid."""
 
+import itertools
 import math
 import threading
 
 import pytest
-from hostile_s3 import HostileS3
+from hostile_s3 import Fault, HostileS3
 from node_agent import NodeAgent
 
 from trainer_agent.errors import FatalError
@@ -226,3 +227,28 @@ def test_a_token_that_expires_on_the_way_is_replaced(agent):
         assert [e.path for e in source.entries()] == ["a"], "a list renews by itself"
 
     assert agent.given == 3
+
+
+def test_a_token_that_expires_before_a_question_is_replaced(agent):
+    """The answer to a HEAD does not say why it is refused; that to a GET does."""
+    with HostileS3({"a": b"body"}) as server:
+        environ = {"ENDPOINT": server.endpoint, "AWS_CONTAINER_CREDENTIALS_FULL_URI": agent.url}
+        source = S3Source("bucket", environ)
+        (entry,) = source.entries()
+        server.valid = {"ASIA2"}
+        with pytest.raises(TransientError, match="had expired"):
+            source.checksum(entry)
+
+        assert source.checksum(entry) == f"md5:{entry.version}"
+
+
+def test_whoever_is_refused_while_another_renews_asks_again():
+    """A GET with the new ones is not refused, and tells no reason."""
+    new = (temporary(f"ASIA{number}", 0.0) for number in itertools.count())
+    with HostileS3({"a": b"body"}) as server:
+        source = S3Source("bucket", server.environ)
+        (entry,) = source.entries()
+        source.bucket.keeper = Keeper(lambda: next(new), clock=itertools.count(0, 1000).__next__)
+        server.faults = {"a": [Fault(400)]}
+        with pytest.raises(TransientError, match="had expired"):
+            source.checksum(entry)

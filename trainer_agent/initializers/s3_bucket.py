@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote, urljoin, urlsplit
@@ -150,8 +150,16 @@ class Bucket:
         if answer.status in {301, 307, 400, 403} and self._move(answer, region):
             answer = self._ask(method, key, query=query, headers=headers, credentials=credentials)
         if answer.status not in {200, 206, *fine}:
+            if method == "HEAD" and answer.status in {400, 403}:
+                self._ask_why(key, credentials)
             self._refuse(key, answer, credentials)
         return answer
+
+    def _ask_why(self, key: str, credentials: Credentials | None) -> None:
+        """Raise what a GET is refused for: no answer to a HEAD has room for a reason."""
+        with suppress(ChangedError), self.open(key, {}):
+            if self.keeper.get() != credentials:
+                raise TransientError("credentials-expired", f"s3://{self.name}/{key}: the credentials had expired")
 
     def _ask(
         self,
