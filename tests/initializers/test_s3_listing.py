@@ -264,6 +264,14 @@ def test_what_is_no_bucket_of_amazon_s(name, told):
     Bucket(name, {"ENDPOINT": "http://minio:9000"})
 
 
+def test_no_bucket_at_all():
+    """As where a variable in the URI is empty; a service would list its buckets."""
+    with pytest.raises(FatalError) as caught:
+        S3Source("/data", {})
+
+    assert ("storage-uri-invalid", "STORAGE_URI=s3:///… names no bucket") == (caught.value.code, caught.value.message)
+
+
 def test_google_is_asked_for_what_is_stored():
     """It unpacks for others, which have neither the listed size nor its checksum; the header is not signed there."""
     with HostileS3({"d/1.gz": Thing(b"packed")}) as server:

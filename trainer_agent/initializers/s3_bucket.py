@@ -67,6 +67,9 @@ class Bucket:
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
+        if not name:
+            hint = "write it as s3://bucket/prefix; look for a variable in it that is empty"
+            raise FatalError("storage-uri-invalid", "STORAGE_URI=s3:///… names no bucket", hint=hint)
         self.name = name
         self.http = HttpClient(environ, connections=CONNECTIONS, stall_s=stall_s)
         named = _endpoint(environ, bucket=name)
