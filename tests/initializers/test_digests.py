@@ -17,7 +17,7 @@ DATA = random.Random(1).randbytes(100_000)
 # Of the ASCII digits 1 to 9: the check values of the catalogue of parametrised CRC algorithms.
 CHECK = b"123456789"
 CHECK_VALUES = {"crc32": "cbf43926", "crc32c": "e3069283", "crc64nvme": "ae8b14860a799888"}
-HASHES = ["sha256", "sha1", "md5"]
+HASHES = ["sha512", "sha256", "sha1", "md5"]
 
 
 def etag(data, size):

@@ -2,7 +2,7 @@
 Checksums, written `algorithm:value`.
 
 crc32, crc32c, crc64nvme    of any range, in any order; the values of ranges can be combined
-sha256, sha1, md5           of the bytes from first to last
+sha512, sha256, sha1, md5   of the bytes from first to last
 git-sha1                    of git's blob header and the bytes: what the Hub says of small files
 md5-parts:SIZE              S3's ETag of an upload in parts of SIZE bytes: the MD5 of the parts' MD5s, and their number
 md5-parts:SIZE,SIZE,...     the same where the parts have different sizes

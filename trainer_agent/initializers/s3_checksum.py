@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MD5 = re.compile(r"[0-9a-f]{32}")
 PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
 # The cheapest first: algorithm, bytes of its value.
-ALGORITHMS = (("crc64nvme", 8), ("crc32c", 4), ("crc32", 4), ("sha256", 32), ("sha1", 20))
+ALGORITHMS = (("crc64nvme", 8), ("crc32c", 4), ("crc32", 4), ("sha256", 32), ("sha1", 20), ("md5", 16), ("sha512", 64))
 OF_ETAGS = ("md5", "md5-parts")
 HONEST = ("AmazonS3", "MinIO")  # servers whose ETags are MD5s where they look so
 ENCRYPTION = "x-amz-server-side-encryption"
