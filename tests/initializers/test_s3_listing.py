@@ -102,6 +102,17 @@ def test_a_list_that_makes_no_sense_is_worth_a_retry(body):
         s3_xml.page(body, url="http://s3/b")
 
 
+def test_an_error_that_comes_with_200_is_worth_a_retry():
+    """Amazon's service may fail after it has begun to answer; its own clients take that for a 500."""
+    body = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>InternalError</Code><Message>m</Message></Error>'
+    with HostileS3({"d/f": b""}) as server:
+        server.faults["list"] = [Fault(200, body=body)]
+        with pytest.raises(TransientError, match=rf"{server.endpoint}/bucket answers 200 \(InternalError\)"):
+            paths(server, "bucket/d")
+
+        assert ["f"] == paths(server, "bucket/d")
+
+
 @pytest.mark.parametrize(
     "more",
     [

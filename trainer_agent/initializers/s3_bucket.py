@@ -40,7 +40,7 @@ HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 DOT_SEGMENT = re.compile(r"(?<=/)\.{1,2}(?=/|$)")
 # As many as the frame has streams; more would be opened and thrown away.
 CONNECTIONS = 64
-CODE_CHARS, REASON_CHARS = 60, 300
+REASON_CHARS = 300
 # AIStore's gateways send everybody on to the server that has the object; three as its own clients follow.
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MOST_REDIRECTS = 3
@@ -226,7 +226,7 @@ class Bucket:
     def _refuse(self, key: str, answer: Response, credentials: Credentials | None) -> NoReturn:
         """Raise what an answer that brings nothing means."""
         status, headers, said = answer.status, answer.headers, s3_xml.texts(answer.data, ("Code", "Message"))
-        code = said.get("Code", "")[:CODE_CHARS]
+        code = said.get("Code", "")[: s3_xml.CODE_CHARS]
         what, elsewhere = f"s3://{self.name}/{key}".rstrip("/"), self._is_elsewhere(answer.url)
         if code in EXPIRED:
             self.keeper.expired(credentials)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # A declaration and a comment may come before the root element.
 ROOT_BYTES = 1000
+CODE_CHARS = 60
 FIELDS = frozenset({"Key", "Size", "ETag", "IsTruncated", "NextContinuationToken", "EncodingType"})
 
 
@@ -67,12 +68,10 @@ def page(data: bytes, *, url: str) -> Page:
     Return what one answer to ListObjectsV2, or to ListObjects, lists.
 
     Raises:
-        TransientError: it was cut, or makes no sense.
+        TransientError: it was cut, or makes no sense, or the server failed after it had said 200.
         FatalError: this is not S3.
     """
-    if data and b"ListBucketResult" not in data[:ROOT_BYTES]:
-        hint = "check ENDPOINT: it must be the address of the S3 API, not of a console or a website"
-        raise FatalError("endpoint-invalid", f"{url} does not answer as S3 does: {data[:30]!r}…", hint=hint)
+    _refuse_other(data[:ROOT_BYTES], url)
     objects: list[Listed] = []
     fields: dict[str, str] = {}
     try:
@@ -93,6 +92,16 @@ def page(data: bytes, *, url: str) -> Page:
     if not objects:
         raise TransientError("source-garbled", f"{url} answers with part of a list, and does not say how to go on")
     return Page(objects, "", marker=objects[-1].key)
+
+
+def _refuse_other(beginning: bytes, url: str) -> None:
+    """Raise for an answer that is no list, such as an error that AWS's own clients take for a 500, too."""
+    if b"<Error" in beginning:
+        code = texts(beginning, ("Code",)).get("Code", "")[:CODE_CHARS]
+        raise TransientError("source-unavailable", f"{url} answers 200 ({code})", hint="the server is busy or broken")
+    if beginning and b"ListBucketResult" not in beginning:
+        hint = "check ENDPOINT: it must be the address of the S3 API, not of a console or a website"
+        raise FatalError("endpoint-invalid", f"{url} does not answer as S3 does: {beginning[:30]!r}…", hint=hint)
 
 
 def _listed(fields: dict[str, str]) -> Listed:
