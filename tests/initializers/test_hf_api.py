@@ -251,12 +251,27 @@ def test_redirect_to_no_address_is_worth_a_retry(hub, source, where, location):
         list(opened.read(next(iter(opened.entries())), 0, 5))
 
 
-def test_list_in_a_circle_ends(hub, source):
-    link = {"Link": '<http://x/api?cursor=1>; rel="next"'}
-    hub.fault("/tree/", status=200, body=b"[]", headers=link, times=99)
+@pytest.mark.parametrize("address", ["http://x/api?cursor=1", "http://x/page/2", "http://x/page/2#a?b", "?"])
+def test_list_in_a_circle_ends(hub, source, address):
+    """Or one whose next page could only be the first: nobody knows what is missing then."""
+    hub.fault("/tree/", status=200, body=b"[]", headers={"Link": f'<{address}>; rel="next"'}, times=99)
 
     with pytest.raises(TransientError, match="circles"):
         list(source(patience_s=0.0).entries())
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        '<http://[::1/x?cursor=1#y>; rel="next"',
+        '<?cursor=1>; title="a, b"; rel="next"',
+        '<http://x/?cursor=9>; rel="prev", <http://x/?cursor=1>;rel=next',
+    ],
+)
+def test_next_page_is_found(hub, source, link):
+    hub.fault("/tree/", status=200, body=b"[]", headers={"Link": link})
+
+    assert ["big.bin"] == [entry.path for entry in source().entries()]
 
 
 def test_token_that_cannot_be_one_is_not_shown(hub):

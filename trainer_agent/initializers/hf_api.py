@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENDPOINT = "https://huggingface.co"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-NEXT = re.compile(r'<([^>]*)>\s*;[^,<]*\brel="?next\b')
+NEXT = re.compile(r'<([^>]*)>\s*;[^<]*\brel="?next\b')
 # As the Hub says when its quota is full again, where it sends no Retry-After: "api";r=0;t=55.
 QUOTA = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,6})")
 HALF = re.compile(r"[\ud800-\udfff]")
@@ -219,8 +219,8 @@ class HubApi:
             yield from (e for e in self._entries(url, answer.data) if e["type"] == "file")
             # Only the query: a mirror's Link may still name the Hub that it mirrors.
             link = NEXT.search(answer.headers.get("Link", ""))
-            before, query = query, urlsplit(link[1]).query if link else ""
-            if query == before:
+            before, query = query, link[1].partition("#")[0].partition("?")[2] if link else ""
+            if link and query in {"", before}:  # which would be the first page, or this one
                 raise TransientError("source-garbled", f"{shown(url)}: the list goes round in circles")
 
     def _entries(self, url: str, data: bytes) -> list[dict[str, Any]]:
