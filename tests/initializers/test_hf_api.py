@@ -82,6 +82,15 @@ def test_unknown_revision(hub, source):
     assert "hub-revision-not-found" == refused(source(f"org/name@{'a' * 40}"))[0]
 
 
+def test_branch_with_a_slash_is_told_how_to_be_written(hub, source):
+    hub.repos[DATASET].commit({"a.txt": b"alpha"}, branch="feature/x")
+    code, message, hint = refused(source("org/name@feature/x"))
+
+    assert ("hub-revision-not-found", True) == (code, message.endswith("has no revision 'feature'"))
+    assert hint.endswith("in STORAGE_URI; write a slash in its name as %2F")
+    assert list(source("org/name@feature%2Fx").entries())
+
+
 def test_wrong_token(hub, source):
     wanted = (
         "hub-token-refused",

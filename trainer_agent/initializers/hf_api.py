@@ -166,6 +166,7 @@ class HubApi:
             raise self._gated(headers)
         if code == "RevisionNotFound":
             hint = "name a branch, a tag or a commit of it after @ in STORAGE_URI"
+            hint += "; write a slash in its name as %2F" * bool(self.uri.path)
             raise MissingError("hub-revision-not-found", f"{self.page} has no revision {self._revision!r}", hint=hint)
         if code == "EntryNotFound":
             hint = "check the path in STORAGE_URI"
