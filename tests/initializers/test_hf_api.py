@@ -198,11 +198,19 @@ def test_nobody_there_is_worth_a_retry():
         list(HubSource("org/name", {"HF_ENDPOINT": address}, patience_s=0.0).entries())
 
 
-@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "https://u:secret@x", "http://[::1"])
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "u:secret@x", "http://[::1"])
 def test_endpoint_that_is_no_address(endpoint):
     with pytest.raises(FatalError, match=r"^HF_ENDPOINT is not the address of a server$") as caught:
         HubSource("org/name", {"HF_ENDPOINT": endpoint})
     assert "hub-endpoint-invalid" == caught.value.code
+
+
+def test_endpoint_with_a_password_is_told_what_is_wrong():
+    """Mirrors such as Nexus are written so for other clients."""
+    with pytest.raises(FatalError, match=r"^HF_ENDPOINT holds a user or a password$") as caught:
+        HubSource("org/name", {"HF_ENDPOINT": "https://user:secret@host/repository/hub"})
+    assert "hub-endpoint-invalid" == caught.value.code
+    assert "secret" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

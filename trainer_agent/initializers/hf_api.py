@@ -336,7 +336,10 @@ def _endpoint(environ: Mapping[str, str]) -> str:
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or "@" in parts.netloc or parts.query or parts.fragment:
+    if good and "@" in parts.netloc:
+        hint = "write it without them; a mirror that asks who is there gets ACCESS_TOKEN as a bearer token"
+        raise FatalError("hub-endpoint-invalid", "HF_ENDPOINT holds a user or a password", hint=hint)
+    if not good or parts.query or parts.fragment:
         # Not shown: what is wrong with it may be a password.
         hint = "write it as https://host or http://host:port"
         raise FatalError("hub-endpoint-invalid", "HF_ENDPOINT is not the address of a server", hint=hint)
