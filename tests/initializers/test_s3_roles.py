@@ -127,7 +127,7 @@ def test_sts_checks_our_signature(s3, right):
 
     assert caught.value.code == "role-refused"
     wanted = "AccessDenied" if right else "SignatureDoesNotMatch"
-    assert caught.value.message == f"{s3['ENDPOINT']}/ refuses the role {ROLE}: {wanted}"
+    assert caught.value.message.startswith(f"{s3['ENDPOINT']}/ refuses the role {ROLE}: {wanted} (")
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,19 @@ def test_an_sts_that_refuses(fault, kind, code):
             taken(roles(server.endpoint, **PAIR, ROLE_ARN=ROLE))
 
     assert caught.value.code == code
+
+
+def test_the_reason_is_told_without_secrets(tmp_path):
+    """Such as who asks, or how far the clock is off."""
+    (tmp_path / "token").write_text("not.a.jwt\n")
+    identities = {"fixed-secret": {**PAIR, "ROLE_ARN": ROLE}}
+    identities["not.a.jwt"] = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"), "AWS_ROLE_ARN": ROLE}
+    with HostileS3() as server:
+        for secret, environ in identities.items():
+            server.faults["list"] = [Fault(403, "AccessDenied", f"User u with {secret} may not sts:AssumeRole")]
+            with pytest.raises(FatalError) as caught:
+                taken(roles(server.endpoint, **environ))
+
+            assert caught.value.message == (
+                f"{server.endpoint}/ refuses the role {ROLE}: AccessDenied (User u with *** may not sts:AssumeRole)"
+            )

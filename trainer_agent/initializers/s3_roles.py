@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from trainer_agent.env import SHORTEST_SECRET, redact
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError, s3_xml
 from trainer_agent.initializers.http import TRANSIENT, raise_transient
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PASSING = frozenset(
     {"Throttling", "ThrottlingException", "ExpiredTokenException", "IDPCommunicationError", "InvalidIdentityToken"}
 )
+REASON_CHARS = 300
 
 
 def assume(
@@ -65,7 +67,7 @@ def _call(
     headers = sign(base, "POST", url, headers=headers, region=region, service="sts", body=body)
     answer = http.request("POST", url, headers=headers, body=body)
     if answer.status != 200:
-        _refuse(url, answer, role=fields["RoleArn"], base=base)
+        _refuse(url, answer, fields=fields, base=base)
     found = s3_xml.texts(answer.data, ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration"))
     try:
         return Credentials(
@@ -80,10 +82,15 @@ def _call(
         raise TransientError("role-unavailable", f"{url} answers without credentials") from None
 
 
-def _refuse(url: str, answer: Response, *, role: str, base: Credentials | None) -> NoReturn:
-    code = s3_xml.texts(answer.data, ("Code",)).get("Code", "")
+def _refuse(url: str, answer: Response, *, fields: Mapping[str, str], base: Credentials | None) -> NoReturn:
+    said = s3_xml.texts(answer.data, ("Code", "Message"))
+    code = said.get("Code", "")
     if answer.status in TRANSIENT or code in PASSING:
         raise_transient(url, answer.status, answer.headers, detail=code)
-    who = base.origin if base else "AWS_WEB_IDENTITY_TOKEN_FILE"
+    who, secrets = "AWS_WEB_IDENTITY_TOKEN_FILE", [fields.get("WebIdentityToken", "")]
+    if base:
+        who, secrets = base.origin, base.secrets
+    reason = redact(said.get("Message", ""), [text for text in secrets if len(text) >= SHORTEST_SECRET])
+    message = f"{url} refuses the role {fields['RoleArn']}: {code or answer.status}"
     hint = f"check that the role exists, that its trust policy names whoever {who} is, and REGION"
-    raise FatalError("role-refused", f"{url} refuses the role {role}: {code or answer.status}", hint=hint)
+    raise FatalError("role-refused", message + f" ({reason[:REASON_CHARS]})" * bool(reason), hint=hint)
