@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trainer_agent.initializers import file as module
 from trainer_agent.initializers.disk import kind_of
 from trainer_agent.initializers.fetch import Bounds, fetch
 from trainer_agent.initializers.order import Order
+from trainer_agent.initializers.patterns import leaves_out
 from trainer_agent.isolation import contained
 
 
@@ -274,6 +276,40 @@ def test_what_this_user_may_not_look_at_is_the_sources_fault(open_place):
         contained(listed, grace_s=1.0, timeout_s=20.0)
 
     assert refused.value.code == "source-refused"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("ignore,allow", [(["private/*"], None), ([], ["open/*"])])
+def test_what_is_left_out_need_not_be_readable(open_place, ignore, allow):
+    """Another user's directory in a shared volume."""
+    for name in ("open", "private"):
+        (open_place / name).mkdir()
+        (open_place / name / "f").write_bytes(b"x")
+    (open_place / "private").chmod(0o700)
+
+    def listed():
+        os.setuid(1000)
+        source = open_source(f"file://{open_place}", {})
+        source.keep_out([], left_out=partial(leaves_out, ignore=ignore, allow=allow))
+        return [entry.path for entry in source.entries()]
+
+    assert ["open/f"] == contained(listed, grace_s=1.0, timeout_s=20.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_source_that_may_not_be_listed_is_refused_whatever_is_left_out(open_place):
+    """Nothing is known of it."""
+    source = open_place / "source"
+    source.mkdir(mode=0o700)
+
+    def listed():
+        os.setuid(1000)
+        opened = open_source(f"file://{source}", {})
+        opened.keep_out([], left_out=partial(leaves_out, ignore=[], allow=["open/*"]))
+        return list(opened.entries())
+
+    with pytest.raises(FatalError, match=f"{source} cannot be read: Permission denied"):
+        contained(listed, grace_s=1.0, timeout_s=20.0)
 
 
 def test_a_missing_path_is_fatal(tmp_path):

@@ -176,6 +176,23 @@ def test_a_link_to_what_the_destination_is_part_of_is_refused(tree, tmp_path, ig
             assert (0, {"f": b"f", "l/f": b"f"}) == (code, tree(to))
 
 
+@pytest.mark.parametrize("target", ["nowhere", "."])
+def test_a_link_that_leads_to_no_data_may_be_left_out(tree, tmp_path, target):
+    """As the hint says."""
+    source, to = tmp_path / "source", tmp_path / "out"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "f").write_bytes(b"f")
+    (source / "deep" / "link").symlink_to(source / target)
+    place = ["--storage-uri", f"file://{source}", "--output-path", str(to)]
+
+    code, log, _ = run("dataset", *place, env={})
+    assert (30, "source-link-unusable") == (code, log[-1]["code"])
+    pattern = log[-1]["hint"].partition("add ")[2].removesuffix(" to IGNORE_PATTERNS")
+    code, _, _ = run("dataset", *place, "--ignore-patterns", pattern, env={})
+
+    assert (0, {"deep/f": b"f"}) == (code, tree(to))
+
+
 def model_in_the_dataset(directory):
     """Make sources of one file each; return the variables by which the model goes into that of the dataset."""
     for name in ("data", "model"):

@@ -204,6 +204,20 @@ def test_what_surely_is_left_out(allow, ignore, left_out):
     assert left_out == leaves_out("out/", allow=allow, ignore=ignore)
 
 
+@pytest.mark.parametrize(
+    "allow,ignore,left_out",
+    [
+        (None, ["*.lock"], True),
+        (None, ["*.md"], False),
+        (["*.md"], [], True),
+        (["a/*"], [], False),
+        (["a/*"], ["*.lock"], True),
+    ],
+)
+def test_what_file_is_left_out(allow, ignore, left_out):
+    assert left_out == leaves_out("a/b.lock", allow=allow, ignore=ignore)
+
+
 @pytest.mark.parametrize("ignore,left_out", [(["*"], True), ([".*"], False), (["out/*"], False)])
 def test_what_leaves_out_the_whole_source(ignore, left_out):
     assert left_out == leaves_out("", allow=None, ignore=ignore)

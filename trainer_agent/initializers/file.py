@@ -50,7 +50,8 @@ class FileSource:
         Refuse destinations that are part of the source: each run would fetch what the one before has fetched.
 
         Args:
-            left_out: tells whether patterns leave out all below a directory, given its path here and `/`.
+            left_out: tells whether patterns leave out a file, given its path here, or all below a directory, given
+                its path and `/`. What they leave out need not be readable.
 
         Raises:
             FatalError: one is; `entries` raises it for one that a link leads to.
@@ -99,19 +100,21 @@ class FileSource:
                 f"{self.root} does not exist",
                 hint="check STORAGE_URI and that the volume is mounted in this container",
             )
-        for directory, below, names in os.walk(self.root, onerror=_raise, followlinks=True):
+        for directory, below, names in os.walk(self.root, onerror=self._refuse_unreadable, followlinks=True):
             # In a destination of ours, what is the agent's own is no data.
             below[:] = [name for name in below if name != HIDDEN and not OF_KUBERNETES.fullmatch(name)]
             if OF_FSCK in below and os.path.ismount(os.path.realpath(directory)):
                 below.remove(OF_FSCK)
-            for name in below:
-                self._refuse_circle(Path(directory, name))
+            below[:] = [name for name in below if not self._leads_back(Path(directory, name))]
             for name in names:
                 path = Path(directory, name)
                 if path.is_file():
-                    yield self._entry(path, path.relative_to(self.root).as_posix())
-                elif path.is_symlink():
-                    raise _unusable(path, "which does not exist")
+                    yield self._entry(path, self._named(path))
+                elif path.is_symlink() and not self._left_out(self._named(path)):
+                    raise _unusable(path, "which does not exist", pattern=self._named(path))
+
+    def _named(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
     def _entry(self, path: Path, name: str) -> Entry:
         stat = path.stat()
@@ -119,15 +122,25 @@ class FileSource:
             self._renumbers[stat.st_dev] = _is_renumbering(path)
         return Entry(name, stat.st_size, str(path), _version(stat, renumbers=self._renumbers[stat.st_dev]))
 
-    def _refuse_circle(self, path: Path) -> None:
-        """Refuse a link to where the way to it has been, which would be gone over and over again."""
+    def _refuse_unreadable(self, error: OSError) -> None:
+        """Refuse a directory that cannot be listed, unless it is left out."""
+        path = Path(error.filename)
+        if path == self.root or not self._left_out(f"{self._named(path)}/"):
+            raise error
+
+    def _leads_back(self, path: Path) -> bool:
+        """Return whether a link leads to where the way to it has been; refuse it, unless it is left out."""
         if not path.is_symlink():
-            return
+            return False
         real = path.resolve()
         way = takewhile(lambda parent: parent.is_relative_to(self.root), path.parents)
         if any(parent.resolve().is_relative_to(real) for parent in way):
-            raise _unusable(path, "which leads back to it")
+            name = self._named(path)
+            if not self._left_out(f"{name}/"):
+                raise _unusable(path, "which leads back to it", pattern=f"{name}/*")
+            return True
         self._refuse_places(path)
+        return False
 
     def _refuse_places(self, way: Path) -> None:
         """Refuse the destinations that lie below where a way leads, unless they are left out."""
@@ -141,8 +154,8 @@ class FileSource:
                 raise _into_itself(place, self.uri, name="/".join(parts), linked=way != self.root)
 
 
-def _unusable(path: Path, why: str) -> FatalError:
-    hint = "remove the link, leave it out of what STORAGE_URI names, or mount what it leads to"
+def _unusable(path: Path, why: str, *, pattern: str) -> FatalError:
+    hint = f"remove the link, mount what it leads to, or add {pattern} to IGNORE_PATTERNS"
     return FatalError("source-link-unusable", f"{path} is a link to {path.readlink()}, {why}", hint=hint)
 
 
@@ -171,10 +184,6 @@ def _check_same(entry: Entry, stat: os.stat_result) -> None:
     if (now, stat.st_size) != (entry.version, entry.size):
         hint = "let whoever writes there finish first"
         raise ChangedError("source-changed", f"{entry.key} changed after it was listed", hint=hint)
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _told(error: OSError, name: str) -> AgentError:

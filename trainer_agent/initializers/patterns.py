@@ -77,19 +77,21 @@ def _weights(entries: Sequence[Entry]) -> tuple[tuple[str, ...], frozenset[str]]
     return (), frozenset()
 
 
-def leaves_out(directory: str, *, allow: Sequence[str] | None, ignore: Sequence[str]) -> bool:
+def leaves_out(path: str, *, allow: Sequence[str] | None, ignore: Sequence[str]) -> bool:
     """
-    Return whether surely nothing below a directory is wanted.
+    Return whether a file, or surely all below a directory, is not wanted.
 
     Args:
-        directory: its path and `/`; nothing for all.
+        path: of a directory, its path and `/`; nothing for all.
         allow: as for `select`.
     """
+    if path and not path.endswith("/"):
+        return matcher(ignore)(path) or (allow is not None and not matcher(allow)(path))
     # What matches the directory with its `/` matches whatever follows, too, if it ends in `*`.
-    if matcher([pattern for pattern in ignore if pattern.endswith(("*", "/"))])(directory):
+    if matcher([pattern for pattern in ignore if pattern.endswith(("*", "/"))])(path):
         return True
     plain = [re.split(r"[*?[]", pattern, maxsplit=1)[0] for pattern in allow or ()]
-    return allow is not None and not any(p.startswith(directory) or directory.startswith(p) for p in plain)
+    return allow is not None and not any(p.startswith(path) or path.startswith(p) for p in plain)
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
