@@ -212,6 +212,18 @@ def test_a_quota_is_told_from_a_missing_access_rule(cluster, cache):
     assert cluster.names() == {TRAIN_JOB}
 
 
+def test_an_admission_webhook_is_quoted(cluster, cache):
+    cluster.webhook = "images come from registry.example"
+
+    error = failure(FatalError, cache())
+
+    assert (error.code, error.exit_code) == ("kube-refused", ExitCode.FATAL)
+    assert error.message == (
+        "The API server answers 400 to create serviceaccounts in namespace team: "
+        'admission webhook "validate" denied the request: images come from registry.example'
+    )
+
+
 def test_leader_worker_set_not_installed(cluster, cache):
     del cluster.kinds["/apis/leaderworkerset.x-k8s.io/v1"]
 

@@ -30,6 +30,7 @@ class KubeApi(ThreadingHTTPServer):
         objects: by (plural, name), as the server has them.
         denied: (verb, plural) that access rules refuse.
         quota: the plurals of which no more may be made.
+        webhook: why an admission webhook refuses whatever is to be made; it gives no reason in a word, as Kyverno's.
         faults: by (verb, plural), the answers to give first: a status, (status, headers), DROP or LOSE_ANSWER.
         asked: (verb, plural, name) of every request, in order; await it with `until`.
     """
@@ -48,6 +49,7 @@ class KubeApi(ThreadingHTTPServer):
         self.kinds = copy.deepcopy(KINDS)
         self.denied, self.quota, self.faults, self.asked = set(), set(), {}, []
         self.versions, self.uids = itertools.count(1), itertools.count(1)
+        self.webhook = ""
         self.closing = False
 
     def __enter__(self):
@@ -175,6 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.body["metadata"]["name"]
         if plural in self.server.quota:
             self._status(403, "Forbidden", f'{plural} "{name}" is forbidden: exceeded quota: small')
+            return
+        if self.server.webhook:
+            message = f'admission webhook "validate" denied the request: {self.server.webhook}'
+            self._answer(400, {"kind": "Status", "status": "Failure", "code": 400, "message": message})
             return
         with self.server.changed:
             exists = (plural, name) in self.server.objects

@@ -273,9 +273,9 @@ def connect(environ: Mapping[str, str], *, deadline: float, credentials: Path = 
 
 
 def _said(answer: BaseHTTPResponse) -> tuple[str, str]:
-    """Return the reason and message of the server's Status object."""
+    """Return the reason and message of the server's Status object; an admission webhook may give no reason."""
     try:
         status = json.loads(answer.data)
-        return str(status["reason"]), str(status["message"])
-    except (TypeError, ValueError, KeyError):
+        return str(status.get("reason", "")), str(status["message"])
+    except (AttributeError, ValueError, KeyError):
         return "", answer.reason or "no reason given"
