@@ -1,5 +1,7 @@
 """The objects of a data cache: made once, taken over from the run before, never from anybody else."""
 
+from dataclasses import replace
+
 import pytest
 from data_cache import (
     ALL,
@@ -101,9 +103,9 @@ EXPECTED = {
 
 
 def without_what_changes(found):
-    """Return an object as it was asked for, but for the annotation that differs from run to run."""
+    """Return an object as it was asked for, but for the annotations of our own."""
     kept = {k: v for k, v in found["metadata"].items() if k not in {"uid", "resourceVersion"}}
-    kept["annotations"] = {k: v for k, v in kept["annotations"].items() if k != "trainer-agent/run"}
+    kept["annotations"] = {k: v for k, v in kept["annotations"].items() if not k.startswith("trainer-agent/")}
     return found | {"metadata": kept}
 
 
@@ -117,12 +119,41 @@ def test_the_objects_are_those_that_kubeflows_images_expect(cluster, cache):
 def test_without_a_role_the_service_account_has_no_annotation_of_eks(cluster, cache):
     serve(cache(), *available(cluster))
 
-    assert list(cluster.objects[SERVICE_ACCOUNT]["metadata"]["annotations"]) == ["trainer-agent/run"]
+    assert list(cluster.objects[SERVICE_ACCOUNT]["metadata"]["annotations"]) == [
+        "trainer-agent/run",
+        "trainer-agent/wanted",
+    ]
 
 
 def test_a_restarted_pod_takes_over_what_it_left(cluster, cache):
     """The same objects, by uid, before and after."""
     serve(cache(), *available(cluster))
+    before = uids(cluster)
+
+    serve(cache())
+
+    assert before == uids(cluster)
+
+
+def test_a_cache_of_other_settings_is_replaced(cluster, cache, capsys):
+    """The TrainJob was suspended, given another table's metadata and resumed: its uid is the same."""
+    serve(cache(), *available(cluster))
+    before = uids(cluster)
+    source = cache()
+    source.settings = replace(source.settings, metadata_location="s3a://bucket/newer.json")
+
+    serve(source, *available(cluster, watches=2))
+
+    pod = cluster.objects[SET]["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    assert pod["containers"][0]["env"][0]["value"] == "s3a://bucket/newer.json"
+    assert {key for key, uid in uids(cluster).items() if uid != before[key]} == {SET}
+    assert "LeaderWorkerSet job-cache was made with other settings: replacing it" in capsys.readouterr().out
+
+
+def test_a_cache_that_kubeflows_initializer_made_is_adopted(cluster, cache):
+    serve(cache(), *available(cluster))
+    for key in KINDS:
+        del cluster.objects[key]["metadata"]["annotations"]
     before = uids(cluster)
 
     serve(cache())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -78,7 +79,8 @@ class Cluster:
         self.created.clear()
 
     def _ensure(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self.api.persist(lambda: self._create_or_adopt(kind, body))
+        marked = cache_manifests.marked(body)
+        return self.api.persist(lambda: self._create_or_adopt(kind, marked))
 
     def _create_or_adopt(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
         name = body["metadata"]["name"]
@@ -90,6 +92,7 @@ class Cluster:
             except MissingError:
                 raise TransientError(error.code, error.message) from error
             self._check_owner(kind, name, made["metadata"])
+            self._replace_if_other(kind, body["metadata"], made["metadata"])
         metadata = made["metadata"]
         if metadata.get("annotations", {}).get(cache_manifests.RUN_ANNOTATION) == self.run:
             self.created.append((kind, name, metadata["uid"]))
@@ -97,6 +100,17 @@ class Cluster:
         else:
             get_logger().info(f"adopted {kind.name} {name}, which an earlier run of this TrainJob created")
         return made
+
+    def _replace_if_other(self, kind: Kind, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Delete what was made with other settings: a TrainJob may be suspended, changed and resumed."""
+        mark = cache_manifests.WANTED_ANNOTATION
+        if found.get("annotations", {}).get(mark) in {None, wanted["annotations"][mark]}:  # None: Kubeflow's made it
+            return
+        what = f"{kind.name} {found['name']} was made with other settings"
+        get_logger().warning(f"{what}: replacing it")
+        with suppress(MissingError, ExistsError):  # somebody else did, or made another
+            self.api.delete(kind, found["name"], found["uid"])
+        raise TransientError("cache-object-leaving", f"{what} and is not gone yet")
 
     def _check_owner(self, kind: Kind, name: str, metadata: Mapping[str, Any]) -> None:
         """Refuse what is another's; wait for what is about to go."""

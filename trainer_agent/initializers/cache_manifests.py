@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.initializers.cache_settings import FLIGHT_PORT
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 HEALTH_PORT = 8080
 # Tells what this run created from what another one did, also when the answer to a creation was lost.
 RUN_ANNOTATION = "trainer-agent/run"
+# Tells a cache of other settings. The object itself does not: the API server completes it, and webhooks may change it.
+WANTED_ANNOTATION = "trainer-agent/wanted"
 
 
 def shared_metadata(train_job: Mapping[str, Any], *, namespace: str, run: str) -> dict[str, Any]:
@@ -27,6 +31,15 @@ def shared_metadata(train_job: Mapping[str, Any], *, namespace: str, run: str) -
         "blockOwnerDeletion": True,
     }
     return {"namespace": namespace, "annotations": {RUN_ANNOTATION: run}, "ownerReferences": [owner]}
+
+
+def marked(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object with a hash of what it asks for, whichever run makes it and whoever owns it."""
+    metadata = body["metadata"]
+    annotations = {k: v for k, v in metadata["annotations"].items() if k != RUN_ANNOTATION}
+    wanted = json.dumps([annotations, body.get("spec")], sort_keys=True)
+    mark = hashlib.sha256(wanted.encode()).hexdigest()
+    return {**body, "metadata": {**metadata, "annotations": {**metadata["annotations"], WANTED_ANNOTATION: mark}}}
 
 
 def service_account(settings: Settings, metadata: Mapping[str, Any]) -> dict[str, Any]:
