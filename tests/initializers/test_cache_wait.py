@@ -124,6 +124,42 @@ def test_an_unschedulable_pod_is_told_once_and_waited_for(cluster, cache, capsys
     assert capsys.readouterr().out.count("no node takes pod job-cache-0: 0/4 nodes fit") == 1
 
 
+def test_why_a_container_cannot_start_is_told_once(cluster, cache, capsys):
+    put_pod(cluster, **waits("CreateContainerConfigError", message="image will run as root"))
+    steps = lambda: cluster.until("list", "pods", times=3), lambda: put_pod(cluster, phase="Running")
+
+    serve(cache(), *steps, *available(cluster))
+
+    why = "container head of pod job-cache-0 cannot start: CreateContainerConfigError: image will run as root"
+    assert capsys.readouterr().out.count(why) == 1
+
+
+def test_why_pods_are_not_even_made_is_told_once(cluster, cache, capsys):
+    """A quota, or Pod Security: there is no pod that could say it."""
+    for number, name in enumerate(["job-cache", "job-cache-0", "job-cachet"]):
+        owner = {"kind": "StatefulSet", "name": name}
+        message = f"create Pod {name}-0 in StatefulSet {name} failed: exceeded quota"
+        cluster.put("events", f"e{number}", involvedObject=owner, reason="FailedCreate", message=message)
+    cluster.put("events", "e3", involvedObject=owner, reason="SuccessfulCreate", message="create Pod successful")
+    steps = [lambda: cluster.until("list", "events", times=3)]
+
+    serve(cache(), *steps, *available(cluster))
+
+    told = [line.partition("a pod cannot be made: ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert [line.partition(" failed")[0] for line in told if line] == [
+        "create Pod job-cache-0 in StatefulSet job-cache",
+        "create Pod job-cache-0-0 in StatefulSet job-cache-0",
+    ]
+
+
+def test_events_that_may_not_be_listed_cost_only_their_reasons(cluster, cache):
+    cluster.denied.add(("list", "events"))
+
+    serve(cache(), lambda: cluster.until("list", "events"), *available(cluster))
+
+    assert cluster.names() == ALL
+
+
 def test_pods_that_may_not_be_listed_cost_only_their_reasons(cluster, cache, capsys):
     """Kubeflow's own ClusterRole does not list pods."""
     cluster.denied.add(("list", "pods"))

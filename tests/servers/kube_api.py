@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 KINDS = {
-    "/api/v1": {"serviceaccounts", "services", "pods"},
+    "/api/v1": {"serviceaccounts", "services", "pods", "events"},
     "/apis/trainer.kubeflow.org/v1alpha1": {"trainjobs"},
     "/apis/leaderworkerset.x-k8s.io/v1": {"leaderworkersets"},
 }
@@ -167,10 +167,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._status(404, "NotFound", f'{plural} "{name}" not found')
 
     def _list(self, plural, _):
-        wanted = dict(part.split("=") for part in self.query["labelSelector"].split(","))
+        wanted = dict(part.split("=") for part in self.query.get("labelSelector", "").split(",") if part)
+        fields = dict(part.split("=") for part in self.query.get("fieldSelector", "").split(",") if part)
         with self.server.changed:
             items = [o for (p, _), o in self.server.objects.items() if p == plural]
         items = [o for o in items if wanted.items() <= o["metadata"].get("labels", {}).items()]
+        items = [o for o in items if all(_field(o, path) == value for path, value in fields.items())]
         self._answer(200, {"items": items})
 
     def _create(self, plural, _):
@@ -237,6 +239,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def _field(found, path):
+    """Return the field of an object that a dotted path names."""
+    for part in path.split("."):
+        found = found.get(part, {})
+    return found
 
 
 def kubeconfig(directory, api, *, namespace=NAMESPACE):

@@ -52,6 +52,7 @@ LEADER_WORKER_SET = Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "l
 SERVICE_ACCOUNT = Kind("ServiceAccount", "", "v1", "serviceaccounts")
 SERVICE = Kind("Service", "", "v1", "services")
 POD = Kind("Pod", "", "v1", "pods")
+EVENT = Kind("Event", "", "v1", "events")
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -113,9 +114,10 @@ class Api:
         found: dict[str, Any] = self._ask("GET", kind, name, verb="get")
         return found
 
-    def list(self, kind: Kind, selector: str) -> list[dict[str, Any]]:
-        """Return the objects with the labels of `selector`."""
-        items: list[dict[str, Any]] = self._ask("GET", kind, verb="list", query={"labelSelector": selector})["items"]
+    def list(self, kind: Kind, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+        """Return the objects that both selectors choose; an empty one chooses all."""
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        items: list[dict[str, Any]] = self._ask("GET", kind, verb="list", query=query)["items"]
         return items
 
     def create(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:

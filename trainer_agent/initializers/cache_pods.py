@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName"}
+# What the kubelet tries again for ever, such as an image that runs as root where that is not allowed.
+STUCK_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import TransientError
-from trainer_agent.initializers.cache_api import LEADER_WORKER_SET, POD, TRAIN_JOB, ForbiddenError, MissingError
+from trainer_agent.initializers.cache_api import (
+    EVENT,
+    LEADER_WORKER_SET,
+    POD,
+    TRAIN_JOB,
+    ForbiddenError,
+    MissingError,
+)
 from trainer_agent.initializers.cache_pods import (
     IMAGE_REASONS,
+    STUCK_REASONS,
     Crashed,
     Waiting,
     crashed,
@@ -134,7 +142,7 @@ class Vigil:
 
     def _look_at_pods(self) -> None:
         try:
-            pods = self.api.list(POD, f"leaderworkerset.sigs.k8s.io/name={self.settings.name}")
+            pods = self.api.list(POD, labels=f"leaderworkerset.sigs.k8s.io/name={self.settings.name}")
         except ForbiddenError as error:
             self._summary = "its pods may not be looked at"
             self._show(())
@@ -145,6 +153,21 @@ class Vigil:
         self._summary = f"{states['ready']} of {self.settings.size} pods ready" + (f", {others}" if others else "")
         self._show(pods)
         self._check_pods(pods)
+        if len(pods) < self.settings.size:
+            self._look_at_refusals()
+
+    def _look_at_refusals(self) -> None:
+        """Tell why pods are not even made, such as a quota; only the events of their StatefulSets say it."""
+        try:
+            events = self.api.list(EVENT, fields="involvedObject.kind=StatefulSet,reason=FailedCreate")
+        except ForbiddenError as error:
+            get_logger().debug("events may not be looked at", error=error.message)
+            return
+        for event in events:
+            name = event["involvedObject"].get("name", "")
+            if name == self.settings.name or name.startswith(f"{self.settings.name}-"):
+                told = f"a pod cannot be made: {event.get('message', '')}"
+                self._warn_once(told, told)
 
     def _show(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Log how far the cache is at each change, and now and then."""
@@ -161,6 +184,11 @@ class Vigil:
             if why := unschedulable(pod):
                 name = pod["metadata"]["name"]
                 self._warn_once(f"pod {name}", f"no node takes pod {name}: {why}")
+            for container in waiting(pod):
+                if container.reason in STUCK_REASONS:
+                    who = f"container {container.container} of pod {container.pod}"
+                    why = f"{container.reason}: {container.message}"
+                    self._warn_once(f"{who} {why}", f"{who} cannot start: {why}")
             for crash in crashed(pod):
                 self._count(crash)
             troubled |= {(c.pod, c.container): c for c in waiting(pod) if c.reason in IMAGE_REASONS}
