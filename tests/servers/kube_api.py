@@ -167,13 +167,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._status(404, "NotFound", f'{plural} "{name}" not found')
 
     def _list(self, plural, _):
-        wanted = dict(part.split("=") for part in self.query.get("labelSelector", "").split(",") if part)
-        fields = dict(part.split("=") for part in self.query.get("fieldSelector", "").split(",") if part)
+        labels, fields = self._selector("labelSelector"), self._selector("fieldSelector")
         with self.server.changed:
             items = [o for (p, _), o in self.server.objects.items() if p == plural]
-        items = [o for o in items if wanted.items() <= o["metadata"].get("labels", {}).items()]
+        items = [o for o in items if labels.items() <= o["metadata"].get("labels", {}).items()]
         items = [o for o in items if all(_field(o, path) == value for path, value in fields.items())]
         self._answer(200, {"items": items})
+
+    def _selector(self, name):
+        return dict(part.split("=") for part in self.query.get(name, "").split(",") if part)
 
     def _create(self, plural, _):
         name = self.body["metadata"]["name"]
@@ -181,8 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._status(403, "Forbidden", f'{plural} "{name}" is forbidden: exceeded quota: small')
             return
         if self.server.webhook:
-            message = f'admission webhook "validate" denied the request: {self.server.webhook}'
-            self._answer(400, {"kind": "Status", "status": "Failure", "code": 400, "message": message})
+            self._status(400, "", f'admission webhook "validate" denied the request: {self.server.webhook}')
             return
         with self.server.changed:
             exists = (plural, name) in self.server.objects
@@ -227,8 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(lines), lines) if lines else b"0\r\n\r\n")
 
     def _status(self, status, reason, message, headers=()):
-        body = {"kind": "Status", "status": "Failure", "code": status, "reason": reason, "message": message}
-        self._answer(status, body, headers)
+        body = {"kind": "Status", "status": "Failure", "code": status, "message": message}
+        self._answer(status, body | ({"reason": reason} if reason else {}), headers)
 
     def _answer(self, status, body, headers=()):
         data = json.dumps(body).encode()

@@ -146,7 +146,7 @@ class Vigil:
         except ForbiddenError as error:
             self._summary = "its pods may not be looked at"
             self._show(())
-            self._warn_once("pods", f"{error.message}. {error.hint}")
+            self._warn_once(f"{error.message}. {error.hint}", key="pods")
             return
         states = Counter(state(p) for p in pods)
         others = ", ".join(f"{count} {word}" for word, count in sorted(states.items()) if word != "ready")
@@ -166,8 +166,7 @@ class Vigil:
         for event in events:
             name = event["involvedObject"].get("name", "")
             if name == self.settings.name or name.startswith(f"{self.settings.name}-"):
-                told = f"a pod cannot be made: {event.get('message', '')}"
-                self._warn_once(told, told)
+                self._warn_once(f"a pod cannot be made: {event.get('message', '')}")
 
     def _show(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Log how far the cache is at each change, and now and then."""
@@ -183,15 +182,15 @@ class Vigil:
         for pod in pods:
             if why := unschedulable(pod):
                 name = pod["metadata"]["name"]
-                self._warn_once(f"pod {name}", f"no node takes pod {name}: {why}")
-            for container in waiting(pod):
-                if container.reason in STUCK_REASONS:
-                    who = f"container {container.container} of pod {container.pod}"
-                    why = f"{container.reason}: {container.message}"
-                    self._warn_once(f"{who} {why}", f"{who} cannot start: {why}")
+                self._warn_once(f"no node takes pod {name}: {why}", key=f"pod {name}")
+            for found in waiting(pod):
+                if found.reason in IMAGE_REASONS:
+                    troubled[found.pod, found.container] = found
+                elif found.reason in STUCK_REASONS:
+                    who = f"container {found.container} of pod {found.pod}"
+                    self._warn_once(f"{who} cannot start: {found.reason}: {found.message}")
             for crash in crashed(pod):
                 self._count(crash)
-            troubled |= {(c.pod, c.container): c for c in waiting(pod) if c.reason in IMAGE_REASONS}
         now = time.monotonic()
         self._image_troubles = {key: self._image_troubles.get(key, now) for key in troubled}
         for key, since in self._image_troubles.items():
@@ -216,11 +215,13 @@ class Vigil:
                 hint="compare METADATA_LOC and IAM_ROLE, and HEAD_MEM or WORKER_MEM where it was OOMKilled; "
                 f"kubectl -n {self.api.namespace} logs -f {crash.pod}, while it lives",
             )
-        self._warn_once(f"crash {crash.uid} {times}", f"{who} has ended and is started again: {crash.last}")
+        self._warn_once(f"{who} has ended and is started again: {crash.last}", key=f"crash {crash.uid} {times}")
 
-    def _warn_once(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn_once(self, message: str, *, key: str = "") -> None:
+        """Log a message; `key` names what it is of, where its words may change."""
+        key = key or message
+        if key not in self._warned:
+            self._warned.add(key)
             get_logger().warning(message)
 
     def _pause(self, version: str) -> None:
