@@ -99,10 +99,13 @@ def on_a_full_disk(tmp_path, flushes, large, small):
 @SIZES
 def test_what_a_full_disk_has_dropped_is_fetched_again(tmp_path, large, small):
     """The kernel says so once, and shows the bytes as long as it remembers them; the next attempt is right."""
-    files, said = on_a_full_disk(tmp_path, "wait", large, small)
+    files, [first, *later, last] = on_a_full_disk(tmp_path, "wait", large, small)
 
     lost = "give the volume more space; what had arrived may be damaged, and is fetched again"
-    assert [["no-space", lost], ["fetched", files], ["fetched", 0], ["there", True]] == said
+    assert ["no-space", lost] == first
+    # A block of its own may have been refused to the file system, too: then it takes no more until it is mounted again.
+    assert "destination-not-writable" == later[0][0] or [["fetched", files], ["fetched", 0]] == later
+    assert ["there", True] == last
 
 
 @pytest.mark.lab
