@@ -112,6 +112,16 @@ def test_a_name_of_our_own_is_nobodys_to_change(volume):
     assert ["destination-not-writable 20 check the volume, and whether it is mounted read-only"] == said
 
 
+FETCHED = """
+files = {f"d/{number}": BLOCK for number in range(3)}
+print(bring(Memory(files), volume).fetched_files, tree(volume) == files)
+"""
+
+
+def test_a_volume_may_know_no_way_to_put_a_directory_on_disk(volume):
+    assert ["3 True"] == volume("FSYNCDIR", FETCHED)
+
+
 FROM_THERE = """
 from trainer_agent.initializers import open_source
 volume.mkdir()

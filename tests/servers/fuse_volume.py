@@ -9,6 +9,7 @@ WRITE       nothing can be written: ENOSPC
 READ        what is read is not what was written
 AGAIN       nothing can be written after fsync, which uploads here: EIO, as of Mountpoint for S3
 REMOVE      no file can be removed: EPERM, as of Mountpoint for S3 without --allow-delete
+FSYNCDIR    no directory can be put on disk: EINVAL, as where a file system has no such operation
 INODES      a file has another inode whenever it is looked up, as of gcsfuse once the kernel has forgotten it
 
 Run as `fuse_volume.py PLACE REFUSED COMMAND…` by root, in a mount namespace of its own: the volume lives as long as the
@@ -81,6 +82,7 @@ class Volume:
             27: lambda inode, body: bytes(16),
             28: self.readdir,
             29: lambda inode, body: b"",
+            30: self.fsyncdir,
             35: self.create,
             45: lambda inode, body: self.rename(inode, body, 16),
         }
@@ -162,6 +164,9 @@ class Volume:
             return self.unknown(inode, body)
         self.nodes[inode].synced = True
         return b""
+
+    def fsyncdir(self, inode: int, body: bytes) -> bytes:
+        raise RefusedError(errno.EINVAL if self.refused == "FSYNCDIR" else errno.ENOSYS)
 
     def flush(self, inode: int, body: bytes) -> bytes:
         """Upload."""

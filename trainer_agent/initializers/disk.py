@@ -14,9 +14,10 @@ import ctypes
 import errno
 import os
 import re
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -118,8 +119,10 @@ class Disk:
             if self.later or not self.together or self._fresh < BATCH_BYTES or (self._early and self._early.is_alive()):
                 return
             self._fresh = 0
-            self._early = threading.Thread(target=self._begin, name="disk", daemon=True)
-            self._early.start()
+            early = threading.Thread(target=self._begin, name="disk", daemon=True)
+            with suppress(RuntimeError):  # no more threads: it is put on disk in the end
+                early.start()
+                self._early = early
 
     def wait(self, more: Collection[Path] = ()) -> None:
         """
@@ -197,9 +200,12 @@ def kind_of(fd: int) -> int:
 
 
 def fsync(path: Path) -> None:
-    """Wait until one file or directory is on disk."""
+    """Wait until one file or directory is on disk; the latter where the file system can (vboxsf, AFS cannot)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise
     finally:
         os.close(fd)
