@@ -1,6 +1,8 @@
 """Files that only Xet has, by the real hf_xet from a storage in a local directory."""
 
 import hashlib
+import json
+import os
 import random
 import subprocess
 import sys
@@ -119,8 +121,36 @@ def test_hash_that_is_none_is_told(hub, source):
     files = {"only.bin": Blob.of(b"1234567890", lfs=True, xet="no hash", plain=False)}
     hub.repository(DATASET).commit(files)
 
-    with pytest.raises(TransientError, match="RuntimeError"):
+    with pytest.raises(TransientError, match="hash"):
         read(source, entry_of(source, "only.bin"), 0, 10)
+
+
+def test_query_of_a_signed_url_is_not_shown(hub, source, stored):
+    """Its storage refuses what it has signed, as when it has expired."""
+    hub.cas = hub.endpoint
+    xorb = {"hash": stored[2], "unpacked_length": SIZE, "range": {"start": 0, "end": 1}}
+    url = f"{hub.endpoint}/xorb?Sign=secret"
+    place = {"range": {"start": 0, "end": 1}, "url": url, "url_range": {"start": 0, "end": 9}}
+    found = {"offset_into_first_range": 0, "terms": [xorb], "fetch_info": {stored[2]: [place]}}
+    hub.fault("/v2/reconstructions/", status=404, times=99)
+    hub.fault("/v1/reconstructions/", status=200, times=99, body=json.dumps(found).encode())
+    hub.fault("/xorb", status=403, times=99)
+
+    with pytest.raises(TransientError, match="Xet") as caught:
+        read(source, entry_of(source, "only.bin"), 0, 10)
+    assert "secret" not in f"{caught.value}"
+
+
+@pytest.mark.parametrize("told", [{}, {"RUST_LOG": "info"}, {"HF_XET_LOG_DEST": "logs/"}])
+def test_its_library_logs_only_where_somebody_wants_it(told, tmp_path):
+    """By itself it would write below the home directory, and where that cannot be, among our lines."""
+    code = "from trainer_agent.initializers.hf_xet import _hf_xet; _hf_xet()"
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), **told}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+
+    assert "" == done.stdout + done.stderr
+    assert bool(told) == any(place.is_file() for place in tmp_path.rglob("*"))
 
 
 def test_only_xet_is_asked_once_it_is_known(hub, source, stored):

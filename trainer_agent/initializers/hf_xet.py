@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ SETTINGS = {
     "reconstruction.download_buffer_perfile_size": 32_000_000,
     "reconstruction.download_buffer_limit": 64_000_000,
 }
+# Its storage is read by signed URLs: whoever has their query can read, too.
+QUERY = re.compile(r"\?\S+")
+SHORT_HINT = "start it again; its storage ends like this when it refuses the Hub's token, or lacks the file"
+UNREACHED_HINT = "check whether this pod may reach Xet's storage: *.xethub.hf.co, also by its HTTPS_PROXY and NO_PROXY"
 
 
 class XetReader:
@@ -58,9 +63,9 @@ class XetReader:
                 yield from (memoryview(block[i : i + BUFFER_BYTES]) for i in range(0, len(block), BUFFER_BYTES))
                 del block
             if at != stop:
-                # Its streams just end when the storage refuses the token or lacks the file.
                 self._opened = None
-                raise TransientError("xet-failed", f"Xet sent {at - start:,} bytes of {stop - start:,}")
+                message = f"Xet sent {at - start:,} bytes of {stop - start:,}"
+                raise TransientError("xet-failed", message, hint=SHORT_HINT)
 
     def _blocks(self, xet_hash: str, size: int, start: int, stop: int) -> Iterator[bytes]:
         module = _hf_xet()
@@ -68,7 +73,8 @@ class XetReader:
             yield from self._group(module).download_stream(module.XetFileInfo(xet_hash, size), start, stop)
         except (OSError, RuntimeError) as error:
             self._opened = None  # the next attempt begins with a new token
-            raise TransientError("xet-failed", f"Xet's storage does not answer ({type(error).__name__})") from None
+            said = QUERY.sub("?...", str(error))
+            raise TransientError("xet-failed", f"cannot read from Xet's storage: {said}", hint=UNREACHED_HINT) from None
 
     def _group(self, module: Any) -> Any:
         with self._lock:
@@ -92,7 +98,19 @@ def bring_authorities() -> None:
         os.putenv("SSL_CERT_FILE", str(path))  # it reads the C library's variables; os.environ stays as it is
 
 
+def _keep_it_quiet() -> None:
+    """
+    Let hf_xet log only where somebody wants it.
+
+    By itself it writes files below HF_HOME, and where these cannot be, as in a pod with a read-only root, errors among
+    our lines.
+    """
+    if not os.environ.keys() & {"HF_XET_LOG_DEST", "RUST_LOG"}:
+        os.putenv("HF_XET_LOG_DEST", os.devnull)  # as above
+
+
 def _hf_xet() -> Any:
+    _keep_it_quiet()
     try:
         import hf_xet  # type: ignore[import-untyped]  # ships no types
     except ImportError as error:
