@@ -1,5 +1,9 @@
 """errors: codes, exit codes and how findings read."""
 
+import errno
+
+import pytest
+
 from trainer_agent.errors import (
     Action,
     AgentError,
@@ -10,7 +14,10 @@ from trainer_agent.errors import (
     RetryError,
     Severity,
     Terminated,
+    exhausted,
 )
+
+NO_THREAD = RuntimeError("can't start new thread")
 
 
 def test_exit_codes():
@@ -19,6 +26,17 @@ def test_exit_codes():
     assert expected == {code.name: code.value for code in ExitCode}
     kinds = (AgentError, RetryError, FatalError, ConfigurationError)
     assert (20, 20, 30, 30) == tuple(kind.exit_code for kind in kinds)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "x"), OSError(errno.EAGAIN, "x"), MemoryError(), NO_THREAD])
+def test_what_is_used_up_is_no_bug(error):
+    """Said as it is by Python and the system."""
+    assert "system-exhausted" == exhausted(error).code
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "x"), RuntimeError("x"), ValueError("can't start new thread")])
+def test_other_errors_are_left_alone(error):
+    assert exhausted(error) is None
 
 
 def test_an_error_knows_its_facts():

@@ -35,9 +35,21 @@ awk '{ print $5 }' /proc/self/mountinfo | while read -r place; do
     mount -o remount,bind,ro "$place" 2>/dev/null || :
 done
 mount -o remount,ro /proc
+mount -t tmpfs -o mode=777 none /srv
 cd /
 exec setpriv --reuid 54321 --regid 54321 --clear-groups --bounding-set=-all --inh-caps=-all --no-new-privs \
     env -i PATH=/usr/bin:/bin "$@" <&-
+"""
+# Fetch what is there, with a limit.
+FETCH = """
+mkdir /srv/in
+head -c 40000000 /dev/zero >/srv/in/large
+for number in 1 2 3 4 5 6 7 8 9; do echo "$number" >"/srv/in/$number"; done
+limit=$1
+shift
+(ulimit $limit; exec env STORAGE_URI=file:///srv/in OUTPUT_PATH=/srv/out "$@" init dataset) || exit
+rm -r /srv/out/.trainer-agent
+diff -r /srv/in /srv/out
 """
 # A check with a child, and an orphan in a session of its own, which tell their pids.
 FAMILY = """#!/bin/sh
@@ -103,6 +115,26 @@ def test_a_program_as_a_check_works_there(bare):
 
     (check,) = json.loads(done.stdout)["checks"]
     assert (0, "pass") == (done.returncode, check["status"]), check["message"]
+
+
+@pytest.mark.parametrize(
+    "limit,code",
+    [
+        ("-p 12", ""),
+        ("-p 3", "system-exhausted"),
+        ("-p 2", "system-exhausted"),
+        ("-n 16", ""),
+        ("-n 9", "system-exhausted"),
+    ],
+)
+def test_a_fetch_makes_do_with_what_it_may_have(bare, limit, code):
+    """Processes (threads are some, too) and open files: with fewer, and with too few by a message that says so."""
+    alone = [word.replace("54321", "54322") for word in bare]  # whose processes are counted, wherever they run
+    done = run([*alone, "sh", "-c", FETCH, "sh", limit, *AGENT])
+
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert (20 if code else 0, code) == (done.returncode, last.get("code", "")), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("output", ["text", "json"])

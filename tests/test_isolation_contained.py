@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, Finding
+from trainer_agent.errors import ConfigurationError, ExitCode, FatalError, Finding, RetryError
 from trainer_agent.initializers import TransientError
 from trainer_agent.isolation import CrashedError, contained
 
@@ -83,6 +83,14 @@ def test_a_bug_brings_its_traceback():
         contained(lambda: 1 // 0, grace_s=1)
 
     assert "1 // 0" in caught.value.trace
+
+
+def test_what_is_used_up_is_no_bug():
+    def fail():
+        raise MemoryError
+
+    with pytest.raises(RetryError, match="the system refuses: memory"):
+        contained(fail, grace_s=1)
 
 
 def test_a_kill_is_told():

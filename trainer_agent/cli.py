@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent import __version__
-from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, RetryError, Terminated
+from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, Terminated, exhausted
 from trainer_agent.isolation import CrashedError
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ COMMANDS = {
     "install": ("trainer_agent.commands.install:install", "Copy this program to where any image can run it."),
 }
 PREFIX = "TRAINER_AGENT"
-EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 LOG_FORMATS = ("auto", "json", "console")
 
 
@@ -121,10 +119,8 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit:
         # click's only answer to a broken pipe, as `| head` leaves one; its own code for it, 1, says nothing.
         return 128 + 13
-    except OSError as error:
-        return _refused(error) if error.errno in EXHAUSTED else _bug(error)
-    except Exception as error:  # noqa: BLE001  # the last door: a bug of ours
-        return _bug(error)
+    except Exception as error:  # noqa: BLE001  # the last door: nothing left of this machine, or a bug of ours
+        return _report(known) if (known := exhausted(error)) else _bug(error)
 
 
 def _with_variable(error: click.UsageError) -> click.UsageError:
@@ -138,12 +134,6 @@ def _with_variable(error: click.UsageError) -> click.UsageError:
         return error
     given = next((name for name in variables_of(option, context) if os.environ.get(name)), "the environment")
     return click.BadParameter(f"{error.message.removesuffix('.')} (from {given}).", context, option, error.param_hint)
-
-
-def _refused(error: OSError) -> int:
-    """Something of this machine is used up: no bug, and the same pod may do better elsewhere."""
-    hint = "look at the free space of what standard output goes to, and at the limits of memory, files and processes"
-    return _report(RetryError("system-exhausted", f"the system refuses: {error}", hint=hint))
 
 
 def _logger() -> Any:

@@ -11,12 +11,15 @@ AgentError
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class ExitCode(IntEnum):
@@ -105,6 +108,19 @@ class FatalError(AgentError):
     """Another node would not help: configuration, versions, credentials."""
 
     exit_code = ExitCode.FATAL
+
+
+def exhausted(error: Exception) -> RetryError | None:
+    """Return what to say of something of this machine that is used up; None for any other error."""
+    no_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)  # all that Python says of it
+    used_up = isinstance(error, OSError) and error.errno in EXHAUSTED
+    if not (no_thread or used_up or isinstance(error, MemoryError)):
+        return None
+    hint = (
+        "look at the limits of memory, files and processes (ulimit, pids.max), and at the free space of what standard "
+        "output goes to"
+    )
+    return RetryError("system-exhausted", f"the system refuses: {str(error) or 'memory'}", hint=hint)
 
 
 class ConfigurationError(FatalError):

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from trainer_agent.errors import AgentError, Terminated
+from trainer_agent.errors import AgentError, Terminated, exhausted
 from trainer_agent.process import (
     REAP_SECONDS,
     TERMINATION_SIGNALS,
@@ -268,6 +268,10 @@ def _outcome(function: Callable[[], Any]) -> tuple[str, Any]:
         return "value", function()
     except AgentError as error:
         return "error", error
+    except Exception as error:
+        if known := exhausted(error):
+            return "error", known
+        raise
 
 
 def _serve(function: Callable[[], Any], write: int, *, default_signals: bool) -> NoReturn:

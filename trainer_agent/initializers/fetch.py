@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
-from trainer_agent.errors import AgentError, FatalError, RetryError
+from trainer_agent.errors import AgentError, FatalError, RetryError, exhausted
 from trainer_agent.initializers import HIDDEN, digests, hidden, names
 from trainer_agent.initializers.delivery import PARTS, Delivery
 from trainer_agent.initializers.disk import NO_ROOM
@@ -124,7 +124,8 @@ def _forget(deliveries: Sequence[Delivery]) -> None:
 
 def _survey(deliveries: Sequence[Delivery]) -> None:
     # Loading what hashes takes as long as the first answer of a far server.
-    threading.Thread(target=digests.load, name=LOADER, daemon=True).start()
+    with suppress(RuntimeError):  # no more threads
+        threading.Thread(target=digests.load, name=LOADER, daemon=True).start()
     for delivery in deliveries:
         with _writing(delivery):
             delivery.survey()
@@ -266,6 +267,8 @@ def _disk_error(destination: Path, error: OSError, *, kept: bool = True) -> Agen
         message = f"{destination} is full: {error.strerror}"
         left = "what has arrived is kept" if kept else "what had arrived may be damaged, and is fetched again"
         return RetryError("no-space", message, hint=f"give the volume more space; {left}")
+    if known := exhausted(error):
+        return known
     path = error.filename2 or error.filename
     name = f" ({path})" if path else ""
     if error.errno == errno.ENOTDIR and (file := _file_on_the_way(destination)):

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from trainer_agent.errors import AgentError, RetryError
+from trainer_agent.errors import AgentError, RetryError, exhausted
 from trainer_agent.initializers import KILLED_HINT, TIMEOUT_HINT, digests
 from trainer_agent.initializers.lock import RENEWER
 from trainer_agent.initializers.streams import SMALL_BYTES, TINY_BYTES, Streams
@@ -188,8 +188,10 @@ class Shares:
 
         try:
             transfer.run(tick)
-        except (AgentError, OSError) as error:
-            outcome.error = error
+        except Exception as error:
+            outcome.error = error if isinstance(error, AgentError | OSError) else exhausted(error)
+            if outcome.error is None:
+                raise
             outcome.failed = files.index(transfer.failed) if transfer.failed in files else None
         tick(transfer)
         numbers = {id(file): at for at, file in enumerate(files)}

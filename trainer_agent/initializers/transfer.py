@@ -122,9 +122,14 @@ class Transfer:
 
     def _start_threads(self) -> None:
         with self._changed:
-            for _ in range(self._threads, min(self.streams.allowed, self._left * MOST_STREAMS_OF_A_FILE)):
+            for number in range(self._threads, min(self.streams.allowed, self._left * MOST_STREAMS_OF_A_FILE)):
+                try:
+                    threading.Thread(target=self._work, name=f"stream-{number + 1}", daemon=True).start()
+                except RuntimeError:  # no more threads: a limit of the container, or somebody else's moment
+                    if not self._threads:
+                        raise
+                    return
                 self._threads += 1
-                threading.Thread(target=self._work, name=f"stream-{self._threads}", daemon=True).start()
 
     def _work(self) -> None:
         """Do jobs until there are none."""
