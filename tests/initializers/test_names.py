@@ -1,5 +1,8 @@
 """Every accepted name becomes exactly one file below the destination, and no other name is accepted."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 from itertools import permutations
 
@@ -191,6 +194,26 @@ def test_nothing_is_folded_without_a_reason():
         folding(case=False, unicode=False)("A\u00e4"),
         folding(case=True, unicode=False)("A\u00c4"),
     )
+
+
+@pytest.mark.parametrize("locale,said", [("C", "FatalError"), ("C.UTF-8", "None")])
+def test_a_locale_that_cannot_write_a_name_is_told(locale, said):
+    """Of itself Python takes UTF-8 there, unless somebody forbids it."""
+    code = """
+from trainer_agent.errors import FatalError
+from trainer_agent.initializers import Entry
+from trainer_agent.initializers.names import refuse_unsafe
+try:
+    print(refuse_unsafe([Entry("a", 1, ""), Entry(chr(252), 1, "")]))
+except FatalError as error:
+    print(type(error).__name__, error.hint)
+"""
+    environ = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+
+    assert said == done.stdout.split()[0]
+    assert ("set PYTHONUTF8=1" in done.stdout) == (said == "FatalError")
 
 
 @pytest.mark.lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ COMPONENT_BYTES = 255
 PATH_BYTES = 3800
 # The most that a key of S3, of 1,024 bytes, can have; Python makes and walks directories by recursion.
 MOST_COMPONENTS = 512
+ENCODING = sys.getfilesystemencoding()
+UTF8 = ENCODING == "utf-8"  # as everywhere but in an old locale, where PYTHONUTF8=0 forbids another
 
 
 def refuse_unsafe(entries: Iterable[Entry]) -> None:
@@ -35,6 +38,9 @@ def refuse_unsafe(entries: Iterable[Entry]) -> None:
         reason = _unsafe(entry.path)
         if reason:
             raise _unsafe_name(entry.path, reason)
+        if not (UTF8 or entry.path.isascii()):
+            message = f"the source has the name {shown(entry.path)}, and the locale's encoding is {ENCODING}, not UTF-8"
+            raise FatalError("unsafe-name", message, hint="set PYTHONUTF8=1")
         names.append(entry.path)
     _refuse_collisions(names)
 
