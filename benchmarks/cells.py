@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers import CP, CP_PEER, HUB_PEERS, OURS, S3_PEERS, Job, Peer
+from peers import CP, CP_PEERS, HUB_PEERS, KUBEFLOW, NEAR_PEERS, OURS, S3_PEERS, Job, Peer
 from servers import REPOSITORY, XET_REPOSITORY, Servers
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Cell:
 
     def job(self, servers: Servers, endpoint: str, peer: Peer, destination: Path) -> Job:
         """Return what a candidate is to do."""
-        return Job(str(servers.objects) if peer.name == CP else endpoint, self.source, destination)
+        return Job(str(servers.objects) if peer in CP_PEERS else endpoint, self.source, destination)
 
     def expected(self, servers: Servers) -> dict[str, tuple[int, str]]:
         """Return size and SHA-256 of each file."""
@@ -88,8 +88,8 @@ def _xet(servers: Servers) -> Iterator[str]:
 
 
 def _near(name: str, title: str, times: Mapping[str, float]) -> Cell:
-    peers = (*S3_PEERS, CP_PEER)
-    return Cell(f"{name}-near", f"{title}, nginx on loopback", f"{name}/", name, Servers.near, peers, times, best=1.0)
+    title = f"{title}, nginx on loopback"
+    return Cell(f"{name}-near", title, f"{name}/", name, Servers.near, NEAR_PEERS, times, best=1.0)
 
 
 def _far(name: str, title: str, times: Mapping[str, float]) -> Cell:
@@ -100,12 +100,12 @@ def _far(name: str, title: str, times: Mapping[str, float]) -> Cell:
 LARGE, MEDIUM, SMALL = "1 x 2 GiB", "20 x 64 MiB", "2,000 x 256 KiB"
 HUB = "Hub: 1 GiB and 500 x 32 KiB"
 CELLS = (
-    _near("large", LARGE, {"kubeflow": 5, CP: 0.5}),
-    _near("medium", MEDIUM, {"kubeflow": 5}),
-    _near("small", SMALL, {"kubeflow": 2}),
-    _far("large", LARGE, {"kubeflow": 20}),
-    _far("medium", MEDIUM, {"kubeflow": 20}),
-    _far("small", SMALL, {"kubeflow": 35}),
+    _near("large", LARGE, {KUBEFLOW: 5, CP: 0.5}),
+    _near("medium", MEDIUM, {KUBEFLOW: 5}),
+    _near("small", SMALL, {KUBEFLOW: 2}),
+    _far("large", LARGE, {KUBEFLOW: 20}),
+    _far("medium", MEDIUM, {KUBEFLOW: 20}),
+    _far("small", SMALL, {KUBEFLOW: 35}),
     Cell("hub-near", f"{HUB}, nginx", "hub/", REPOSITORY, Servers.hub, HUB_PEERS, {"snapshot_download": 4}),
     Cell(
         "hub-capped",

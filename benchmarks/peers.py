@@ -7,7 +7,7 @@ The ones that are Python are this file as a program: `python peers.py kubeflow E
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ class Job:
     What is to be fetched.
 
     Args:
-        endpoint: of the bucket or of the Hub; for `cp`, the directory where the bucket's files lie.
+        endpoint: of the bucket or of the Hub; for cp, the directory where the bucket's files lie.
         name: a prefix of the bucket or a repository of the Hub.
     """
 
@@ -109,9 +109,14 @@ def _s5cmd(*tuning: str, part: tuple[str, ...] = ()) -> Callable[[Job], list[str
     return command
 
 
-def _s5cmd_synced(job: Job) -> list[str]:
+def _synced(peer: Peer) -> Peer:
     """As the agent promises: what was fetched is on disk."""
-    return ["sh", "-c", 'target=$1; shift; "$@" && sync -f "$target"', "sh", str(job.destination), *_s5cmd()(job)]
+    script = 'target=$1; shift; "$@" && sync -f "$target"'
+
+    def command(job: Job) -> list[str]:
+        return ["sh", "-c", script, "sh", str(job.destination), *peer.command(job)]
+
+    return replace(peer, name=peer.name + SYNCED, command=command)
 
 
 def _agent(scheme: str) -> Callable[[Job], list[str]]:
@@ -128,18 +133,23 @@ def _agent_later(job: Job) -> dict[str, str]:
     return {**_agent_environ(job), "TRAINER_AGENT_INIT_DATASET_FLUSH": "later"}
 
 
-OURS, LATER, CP = "trainer-agent", "agent-later", "cp"
+OURS, LATER, KUBEFLOW, CP, SYNCED = "trainer-agent", "agent-later", "kubeflow", "cp", "+sync"
+KUBEFLOW_PEER = Peer(KUBEFLOW, _script(KUBEFLOW))
+S5CMD_PEER = Peer("s5cmd", _s5cmd(), lambda _: AWS)
 S3_PEERS = (
     Peer(OURS, _agent(f"s3://{BUCKET}/"), _agent_environ),
     Peer(LATER, _agent(f"s3://{BUCKET}/"), _agent_later),
-    Peer("kubeflow", _script("kubeflow")),
+    KUBEFLOW_PEER,
     Peer("boto3", _script("boto3")),
     Peer("boto3-16", _script("boto3-16")),
-    Peer("s5cmd", _s5cmd(), lambda _: AWS),
-    Peer("s5cmd+sync", _s5cmd_synced, lambda _: AWS),
+    S5CMD_PEER,
+    _synced(S5CMD_PEER),
     Peer("s5cmd-64", _s5cmd("--numworkers", "64", part=("-c", "8", "-p", "64")), lambda _: AWS),
 )
 CP_PEER = Peer(CP, lambda job: ["cp", "-r", f"{job.endpoint}/{job.name}/.", str(job.destination)])
+CP_PEERS = (CP_PEER, _synced(CP_PEER))
+# Beside a server that is far away, the disk would make no difference to Kubeflow's, and each run takes a minute.
+NEAR_PEERS = (*S3_PEERS, _synced(KUBEFLOW_PEER), *CP_PEERS)
 HUB_PEERS = (
     Peer(OURS, _agent("hf://"), _agent_environ),
     Peer(LATER, _agent("hf://"), _agent_later),

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peers import CP, LATER, OURS
+from peers import CP, KUBEFLOW, LATER, OURS, SYNCED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from measure import Run
 
 HEADER = f"{'':<20}{'median s':>9}{'min-max s':>15}{'MB/s':>7}{'CPU s':>7}{'peak MB':>9}{'times ours':>12}"
-NOT_COMPARED = frozenset({OURS, LATER, CP, "kubeflow"})
+NOT_COMPARED = frozenset({OURS, LATER, CP, KUBEFLOW, CP + SYNCED, KUBEFLOW + SYNCED})
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def verdicts(cell: Cell, results: Mapping[str, Sequence[Run]]) -> list[Verdict]:
     """Return what is to be said about those who took part."""
     if OURS not in results:
         return []
-    found = [verdict for name in (OURS, LATER) if name in results for verdict in _faster(cell, name, results)]
+    pairs = ((OURS, ""), (LATER, ""), (OURS, SYNCED))
+    found = [verdict for name, way in pairs if name in results for verdict in _faster(cell, name, results, way)]
     ours, peak = seconds(results[OURS]), peak_mb(results[OURS])
     found.append(Verdict(cell.name, f"{peak:.0f} MB at its largest, {cell.most_mb:.0f} at most", peak <= cell.most_mb))
     if cell.most_s < float("inf"):
@@ -66,18 +67,19 @@ def verdicts(cell: Cell, results: Mapping[str, Sequence[Run]]) -> list[Verdict]:
     return found
 
 
-def _faster(cell: Cell, name: str, results: Mapping[str, Sequence[Run]]) -> list[Verdict]:
-    """Compare one of the agent's ways with all others."""
+def _faster(cell: Cell, name: str, results: Mapping[str, Sequence[Run]], way: str) -> list[Verdict]:
+    """Compare one of the agent's ways with all others, or with those whose names end in `way`."""
     ours, beside = seconds(results[name]), f"beside {name}, " * (name != OURS)
     found = [
-        _at_least(cell, f"{beside}{peer} takes", seconds(results[peer]) / ours, least)
+        _at_least(cell, f"{beside}{peer}{way} takes", seconds(results[peer + way]) / ours, least)
         for peer, least in cell.times.items()
-        if peer in results
+        if peer + way in results
     ]
-    others = {other: seconds(runs) for other, runs in results.items() if other not in NOT_COMPARED}
+    others = {o: seconds(runs) for o, runs in results.items() if o not in NOT_COMPARED and o.endswith(way)}
     if cell.best and others:
         best = min(others, key=others.__getitem__)
-        found.append(_at_least(cell, f"{beside}the fastest other, {best}, takes", others[best] / ours, cell.best))
+        that = " that waits" * (way == SYNCED)
+        found.append(_at_least(cell, f"{beside}the fastest other{that}, {best}, takes", others[best] / ours, cell.best))
     return found
 
 

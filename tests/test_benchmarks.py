@@ -11,7 +11,7 @@ from cells import CELLS, differences
 from fetch import empty
 from hub import Hub
 from measure import FailedError, Run, run
-from peers import CP_PEER, HUB_PEERS, S3_PEERS
+from peers import HUB_PEERS, NEAR_PEERS
 from remote_s3 import RemoteS3, read_manifest
 from servers import Servers
 from tables import HEADER, table, verdicts
@@ -41,7 +41,7 @@ def fetched(tmp_path, servers):
     return fetch
 
 
-@pytest.mark.parametrize("peer", [*S3_PEERS, CP_PEER], ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", NEAR_PEERS, ids=lambda peer: peer.name)
 def test_every_candidate_fetches_the_bucket(peer, servers, fetched):
     with RemoteS3(read_manifest(servers.data / data.MANIFEST, servers.objects), latency_s=0) as bucket:
         assert fetched(peer, CELL["again"], bucket.endpoint) == []
@@ -118,6 +118,21 @@ def test_without_waiting_for_the_disk_the_same_is_asked_for():
         "MISSED  large-near: beside agent-later, kubeflow takes 4.00 times as long, 5 at least",
         "MISSED  large-near: beside agent-later, cp takes 0.40 times as long, 0.5 at least",
         "ok      large-near: beside agent-later, the fastest other, s5cmd, takes 1.50 times as long, 1 at least",
+        "ok      large-near: 100 MB at its largest, 150 at most",
+    ] == [str(verdict) for verdict in verdicts(CELL["large-near"], results)]
+
+
+def test_who_waits_for_the_disk_is_compared_with_who_does():
+    """After what was asked for, beside which the disk alone may decide."""
+    seconds = {"trainer-agent": 2.0, "kubeflow+sync": 10.0, "s5cmd": 1.0, "s5cmd+sync": 2.0, "cp": 0.5, "cp+sync": 0.9}
+    results = {name: [Run(value, 1.0, 100.0)] for name, value in seconds.items()}
+
+    assert [
+        "MISSED  large-near: cp takes 0.25 times as long, 0.5 at least",
+        "MISSED  large-near: the fastest other, s5cmd, takes 0.50 times as long, 1 at least",
+        "ok      large-near: kubeflow+sync takes 5.00 times as long, 5 at least",
+        "MISSED  large-near: cp+sync takes 0.45 times as long, 0.5 at least",
+        "ok      large-near: the fastest other that waits, s5cmd+sync, takes 1.00 times as long, 1 at least",
         "ok      large-near: 100 MB at its largest, 150 at most",
     ] == [str(verdict) for verdict in verdicts(CELL["large-near"], results)]
 
