@@ -189,6 +189,13 @@ def test_https_refused(host, listener):
     assert ("https-failed", message, False) == (refused.value.code, refused.value.message, refused.value.untrusted)
 
 
+def test_https_without_a_port_at_an_ipv6_address(host):
+    """Its end is no port: 443 is asked, where nobody listens, or which is out of reach."""
+    with pytest.raises(HttpsError) as refused:
+        host.https_get("https://[::ffff:127.0.0.1]/readyz", ca=None, timeout_s=5)
+    assert "does not answer ([Errno " in refused.value.message
+
+
 def test_https_silent(host, listener):
     """A server that accepts and says nothing is given up at the deadline."""
     url = f"https://127.0.0.1:{listener.getsockname()[1]}/x"

@@ -196,7 +196,9 @@ def _get(url: str, authorities: str | None, timeout_s: float) -> tuple[Reply | N
         return None, f"{authorities} holds no certificates: {error.strerror}", True
     try:
         parts = urlsplit(url)
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
+        # Without a port, it would take the end of an IPv6 address for one.
+        port = parts.port or http.client.HTTPS_PORT
+        connection = http.client.HTTPSConnection(parts.hostname or "", port, timeout=timeout_s, context=context)
         connection.request("GET", parts.path)
         response = connection.getresponse()
         return Reply(response.status, _date(response.headers["Date"])), "", False

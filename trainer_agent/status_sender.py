@@ -110,7 +110,9 @@ def _ask(endpoint: Endpoint, body: bytes, token: str, timeout_s: float) -> str:
     except OSError as error:
         raise OSError(f"{CA_CERT}={endpoint.ca} holds no certificates: {error.strerror or error}") from error
     parts = urlsplit(endpoint.url)
-    connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
+    # Without a port, it would take the end of an IPv6 address for one.
+    port = parts.port or http.client.HTTPS_PORT
+    connection = http.client.HTTPSConnection(parts.hostname or "", port, timeout=timeout_s, context=context)
     headers = {
         "Authorization": f"Bearer {token}",
         "Content-Type": "application/json",

@@ -147,6 +147,11 @@ def test_a_server_that_never_greets_is_left(server):
     assert said.endswith(("no answer within 0.3 s", "The handshake operation timed out"))
 
 
+def test_an_ipv6_address_without_a_port_is_asked_at_443(server):
+    """Its end is no port: nobody listens there, or it is out of reach."""
+    assert "[Errno " in sent(server, url="https://[::ffff:127.0.0.1]/status")
+
+
 def test_another_certificate_gets_no_token(server, tmp_path):
     """Nothing is sent to who cannot prove who it is."""
     server_context(tmp_path / "other.crt")
