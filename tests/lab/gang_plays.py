@@ -24,6 +24,10 @@ WITHIN_S = 200
 RANKS_STARTED = 3  # processes of the torch side: the one that forks, that of the store, and one rank
 
 
+class OverError(AssertionError):
+    """A node had ended before anything was done to it: on a busy machine, its ranks may work while nobody looks."""
+
+
 @dataclass
 class Play:
     """
@@ -73,8 +77,14 @@ class Play:
 
     def computing(self, rank: int) -> None:
         """Wait until the rank of a node is at work."""
-        started = partial(torch_processes, self.member(rank))
-        eventually(lambda: started() >= RANKS_STARTED, within=2 * PATIENCE_S, what="its rank is at work")
+        member = self.member(rank)
+
+        def at_work() -> bool:
+            if member.container.ended:
+                raise OverError(member.container.story())
+            return torch_processes(member) >= RANKS_STARTED
+
+        eventually(at_work, within=2 * PATIENCE_S, what="its rank is at work")
 
 
 def torch_processes(member: Member) -> int:
