@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_agent.env import redact_all, secrets_in
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import AgentError, FatalError
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from trainer_agent.errors import AgentError
 
 # Kubernetes cuts a termination message at 4,096 bytes (and all of a pod's together at 12 kB).
 TERMINATION_BYTES = 4096
@@ -135,6 +134,16 @@ def tell_error(path: str | None, error: AgentError, environ: Mapping[str, str]) 
     """Tell why we give up, without the secrets of the environment."""
     facts = {"exit_code": int(error.exit_code), "code": error.code, "reason": error.message, "hint": error.hint}
     tell(path, with_tail(redact_all(facts, secrets_in(environ)), "error"))
+
+
+@contextmanager
+def failures_told(path: str | None, environ: Mapping[str, str]) -> Iterator[None]:
+    """Tell why we give up, if we do."""
+    try:
+        yield
+    except AgentError as error:
+        tell_error(path, error, environ)
+        raise
 
 
 def write_termination(path: str | Path, text: str) -> None:

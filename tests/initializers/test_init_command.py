@@ -66,6 +66,28 @@ def test_all_fetches_both(s3, tree, tmp_path):
     assert tree(tmp_path) == {"dataset/single.bin": b"one object", "model/data2.txt": b"not mine either"}
 
 
+@pytest.mark.parametrize("kind", ["dataset", "all"])
+@pytest.mark.parametrize("uri", ["s3://bucket/nothing", "s3://bucket/data?X-Amz-Signature=SECRET_ACCESS_KEY", ""])
+def test_a_pod_says_why_it_fetched_nothing(s3, tmp_path, kind, uri):
+    """In the termination message, which outlives the log, and never a secret."""
+    told = tmp_path / "termination-log"
+    uri = uri.replace("SECRET_ACCESS_KEY", s3["SECRET_ACCESS_KEY"])
+    variables = {"OUTPUT_PATH": str(tmp_path / "to"), "STORAGE_URI": uri, "TERMINATION_LOG": str(told)}
+    names = {
+        "STORAGE_URI": "TRAINER_AGENT_INIT_DATASET_STORAGE_URI",
+        "OUTPUT_PATH": "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH",
+    }
+    names = names if kind == "all" else {}
+    names |= {"TERMINATION_LOG": f"TRAINER_AGENT_INIT_{kind.upper()}_TERMINATION_LOG"}
+
+    code, log, _ = run(kind, env=s3 | {names.get(name, name): value for name, value in variables.items()})
+
+    last = log[-1]
+    expected = {"exit_code": 30, "code": last["code"], "reason": last["event"], "hint": last["hint"]}
+    assert (30, expected) == (code, json.loads(told.read_text()))
+    assert s3["SECRET_ACCESS_KEY"] not in told.read_text()
+
+
 @pytest.mark.lab
 def test_a_list_without_an_end_ends_with_the_timeout(tmp_path):
     """The server sends a byte now and then, so no read of its answer ever stalls."""

@@ -17,6 +17,7 @@ from trainer_agent.initializers import CLEANUP_S, KILLED_HINT, SERVICES, TIMEOUT
 from trainer_agent.isolation import CrashedError, TimedOutError, contained
 from trainer_agent.log import get_logger
 from trainer_agent.status import reporting
+from trainer_agent.termination import TERMINATION_LOG, failures_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +97,7 @@ def kind_options(kind: str, *, kubeflow: bool) -> Callable[[Callable[..., Any]],
 
 
 def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that bound a whole fetch."""
+    """Add the options of a whole fetch: what bounds it, and where its failure is told."""
     return _all_of(
         (
             click.option(
@@ -123,6 +124,12 @@ def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 show_default=True,
                 show_envvar=True,
                 help="Seconds without a byte after which a connection is given up.",
+            ),
+            click.option(
+                "--termination-log",
+                type=click.Path(dir_okay=False),
+                show_envvar=True,
+                help=f"Where to say why it failed. Default: {TERMINATION_LOG} if it exists.",
             ),
         )
     )(function)
@@ -163,14 +170,7 @@ def all_(**bounds: Any) -> int:
 
     What belongs to one of them is set by its own variables, TRAINER_AGENT_INIT_DATASET_… or TRAINER_AGENT_INIT_MODEL_….
     """
-    kinds = _named_kinds()
-    if not kinds:
-        raise FatalError(
-            "storage-uri-missing",
-            "neither TRAINER_AGENT_INIT_DATASET_STORAGE_URI nor TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
-            hint="set one of them; STORAGE_URI alone does not say which of the two it is",
-        )
-    return _fetch_told(kinds, bounds)
+    return _fetch_told(_named_kinds(), bounds)
 
 
 def init_named(tell: Callable[..., None]) -> int:
@@ -183,7 +183,9 @@ def init_named(tell: Callable[..., None]) -> int:
         )
         return ExitCode.PASS
     with all_.make_context("all", [], auto_envvar_prefix="TRAINER_AGENT_INIT_ALL") as context:
-        return _fetch(kinds, context.params, tell)
+        bounds = context.params
+        with failures_told(bounds["termination_log"], os.environ):
+            return _fetch(kinds, bounds, tell)
 
 
 def _named_kinds() -> dict[str, dict[str, Any]]:
@@ -198,7 +200,13 @@ def _named_kinds() -> dict[str, dict[str, Any]]:
 
 
 def _fetch_told(kinds: Mapping[str, Mapping[str, Any]], bounds: Mapping[str, Any]) -> int:
-    with reporting(os.environ) as tell:
+    with failures_told(bounds["termination_log"], os.environ), reporting(os.environ) as tell:
+        if not kinds:
+            raise FatalError(
+                "storage-uri-missing",
+                "neither TRAINER_AGENT_INIT_DATASET_STORAGE_URI nor TRAINER_AGENT_INIT_MODEL_STORAGE_URI is set",
+                hint="set one of them; STORAGE_URI alone does not say which of the two it is",
+            )
         return _fetch(kinds, bounds, tell)
 
 

@@ -18,7 +18,7 @@ from trainer_agent.bundle import training_python
 from trainer_agent.cgroup import read_limits
 from trainer_agent.commands.launch_options import LaunchOptions, launch_options
 from trainer_agent.env import redact_all, secrets_in, whole_number
-from trainer_agent.errors import AgentError, ConfigurationError, ExitCode, FatalError
+from trainer_agent.errors import ConfigurationError, ExitCode, FatalError
 from trainer_agent.host import Host
 from trainer_agent.launchers import AUTO, Command, Job, build
 from trainer_agent.launchers.autopsy import Autopsy
@@ -31,7 +31,7 @@ from trainer_agent.nproc import Decision, Policy, decide, omp_is_set
 from trainer_agent.process import holds_terminal
 from trainer_agent.rendezvous import tracker_takes_probes, wait_for_master
 from trainer_agent.shells import is_shell
-from trainer_agent.termination import tell, tell_error, with_tail
+from trainer_agent.termination import failures_told, tell, with_tail
 from trainer_agent.topology import LAUNCHER, NPROC_WORDS, Topology, read_topology
 from trainer_agent.wrappers import is_wrapper, restore_signals, unwrapped
 
@@ -81,7 +81,7 @@ def read_environ(script: tuple[str, ...], environ: Mapping[str, str], *, hostfil
 
 def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str, str], host: Host) -> int:
     """Launch `script`; return its exit code when supervising, and not at all when exec'ing."""
-    try:
+    with failures_told(options.termination_log, environ):
         topology, command = prepare(options, script, environ, host)
         if options.dry_run:
             click.echo(shlex.join(command.argv))
@@ -96,9 +96,6 @@ def start(options: LaunchOptions, script: tuple[str, ...], environ: Mapping[str,
         shown = shlex.join(redact_all(command.argv, secrets_in(environ)))  # quotes would break a secret up
         get_logger().info("launching", command=shown, supervised=supervised)
         return _supervise(options, command, topology, host) if supervised else _become(command)
-    except AgentError as error:
-        tell_error(options.termination_log, error, environ)
-        raise
 
 
 def prepare(

@@ -255,6 +255,7 @@ def node_environment(rehearsal: Rehearsal, rank: int, port: int, environ: Mappin
         "TRAINER_AGENT_PREFLIGHT_PROFILE": "quick",  # they share the devices: work on these would measure the crowd
         "TRAINER_AGENT_PREFLIGHT_REPORT_FILE": str(directory / "preflight.json"),
         "TRAINER_AGENT_PREFLIGHT_TERMINATION_LOG": str(directory / "termination-log"),
+        "TRAINER_AGENT_INIT_ALL_TERMINATION_LOG": str(directory / "termination-log"),
         "TRAINER_AGENT_LAUNCH_TERMINATION_LOG": str(directory / "termination-log"),
         "TRAINER_AGENT_RUN_TIMELINE": str(directory / TIMELINE),
         "TRAINER_AGENT_INIT_DATASET_OUTPUT_PATH": str(directory / "workspace" / "dataset"),

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer_agent.commands.seconds import Seconds
-from trainer_agent.errors import AgentError, FatalError
+from trainer_agent.errors import FatalError
 from trainer_agent.host import Host
 from trainer_agent.log import get_logger
 from trainer_agent.mpi import keys
 from trainer_agent.mpi.place import SSHD, check_place, check_port, find_sshd, try_out, version_of
 from trainer_agent.mpi.sshd import Sshd, configuration, session_environment
 from trainer_agent.mpi.worker import serve
-from trainer_agent.termination import GRACE_S, TERMINATION_LOG, tell_error
+from trainer_agent.termination import GRACE_S, TERMINATION_LOG, failures_told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,11 +84,8 @@ def worker(**settings: Any) -> int:
     trainer-agent worker --port 2222 --grace 115
     """
     options = WorkerOptions(**settings)
-    try:
+    with failures_told(options.termination_log, os.environ):
         return start(options, os.environ, Host())
-    except AgentError as error:
-        tell_error(options.termination_log, error, os.environ)
-        raise
 
 
 def start(options: WorkerOptions, environ: Mapping[str, str], host: Host) -> int:
