@@ -278,9 +278,7 @@ def _disk_error(destination: Path, error: OSError, *, kept: bool = True) -> Agen
         return refused
     message = f"cannot write to {destination}: {error.strerror}{name}"
     if error.errno in {errno.EACCES, errno.EPERM}:  # the same on every node
-        groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
-        hint = f"make the volume writable for uid {os.geteuid()}, groups {groups}{_owned(destination)}"
-        return FatalError("destination-not-writable", message, hint=hint)
+        return FatalError("destination-not-writable", message, hint=_who_may(destination, Path(path or destination)))
     return RetryError("destination-not-writable", message, hint="check the volume, and whether it is mounted read-only")
 
 
@@ -299,6 +297,19 @@ def _refused_name(destination: Path, path: Path, error: OSError) -> AgentError |
 
 def _file_on_the_way(destination: Path) -> Path | None:
     return next((path for path in (destination, *destination.parents) if path.is_file()), None)
+
+
+def _who_may(destination: Path, refused: Path) -> str:
+    """Say for whom what has to be writable: the volume, or what another user has left there."""
+    groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
+    who = f"writable for uid {os.geteuid()}, groups {groups}"
+    below = [path for path in (refused, *refused.parents) if destination in path.parents]
+    left = next((path for path in below if os.path.lexists(path) and not os.access(path, os.W_OK)), None)
+    if left is None:
+        return f"make the volume {who}{_owned(destination)}"
+    ours = destination / HIDDEN
+    what = f"{ours} and all in it" if left.is_relative_to(ours) else left
+    return f"make {what} {who}, or remove it{_owned(left)}"
 
 
 def _owned(place: Path) -> str:

@@ -250,7 +250,7 @@ class Incoming:
             if self._fd < 0:
                 # A part that counts and is gone must not become a new one, full of zeros.
                 new = os.O_CREAT | os.O_TRUNC if empty else 0
-                self._fd = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o644)
+                self._fd = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o666)
             self._keep = True
             self._inside += 1
         return empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -155,6 +156,7 @@ def check_parents(destination: Path, names: Iterable[str], *, leaving: Collectio
 
     Raises:
         FatalError: a parent is a link or a file, or a name is a directory.
+        PermissionError: this user may make no file in one of the directories.
     """
     gone = frozenset(destination / name for name in leaving)
     there: list[str] = []
@@ -198,10 +200,19 @@ def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path
         if stat.S_ISLNK(mode):
             raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
         if not mode:
+            refuse_unwritable(parent.parent)
             return False
         if not stat.S_ISDIR(mode):
             raise _in_the_way(parent, "is a file, and the source has a directory of that name")
+    refuse_unwritable(parent)
     return True
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Raise what the kernel would say to a new file there."""
+    if not os.access(directory, os.W_OK | os.X_OK):
+        code = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(directory))
 
 
 def _mode(path: str | Path) -> int:
