@@ -6,9 +6,12 @@ import threading
 import time
 
 import pytest
+from authority import server_context
+from hostile_s3 import BODY as S3_BODY
+from hostile_s3 import HostileS3
 from origin import BODY, Origin, Proxy, served
 
-from trainer_agent.errors import FatalError
+from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.http import HttpClient, authorities
 from trainer_agent.isolation import isolated
@@ -64,7 +67,7 @@ def client(request, origin):
 
 def failure(function, *args):
     """Return type, code, message and hint of the error."""
-    with pytest.raises((TransientError, FatalError)) as caught:
+    with pytest.raises((RetryError, FatalError)) as caught:
         function(*args)
     return type(caught.value), caught.value.code, caught.value.message, caught.value.hint
 
@@ -252,9 +255,45 @@ def test_what_is_no_address_is_refused(client, url):
 
 def test_an_unknown_authority_is_refused(client, secure):
     hint = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
-    message = f"{secure.url}/whole has no trusted certificate"
+    message = f"{secure.url}/whole has no trusted certificate: self-signed certificate"
 
     assert (FatalError, "certificate-refused", message, hint) == failure(client.request, "GET", f"{secure.url}/whole")
+
+
+@pytest.mark.parametrize(
+    "facts, error, why, hint",
+    [
+        (
+            {"since_days": 1},
+            (RetryError, "clock-skewed"),
+            "certificate is not yet valid",
+            "set the clock of this node (chrony, NTP), which is behind",
+        ),
+        (
+            {"since_days": -3},
+            (FatalError, "certificate-refused"),
+            "certificate has expired",
+            "renew the server's certificate; where other nodes take it, set the clock of this one (chrony, NTP)",
+        ),
+        (
+            {"address": "127.0.0.2"},
+            (FatalError, "certificate-refused"),
+            "IP address mismatch, certificate is not valid for '127.0.0.1'",
+            "correct the address, or give the server a certificate with this name",
+        ),
+    ],
+    ids=["too early", "too late", "of another"],
+)
+def test_what_is_wrong_with_a_certificate_is_told(tmp_path, facts, error, why, hint):
+    """With a clock that is behind, another node may pass; an authority in a file would change none of these."""
+    file = tmp_path / "both.pem"
+    context = server_context(file, **facts)
+    with HostileS3({"d/f": S3_BODY}, tls=context) as server:
+        client = HttpClient({"SSL_CERT_FILE": str(file)})
+
+        told = failure(client.request, "GET", f"{server.endpoint}/bucket")
+
+    assert (*error, f"{server.endpoint}/bucket has no trusted certificate: {why}", hint) == told
 
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])

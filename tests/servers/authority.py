@@ -10,16 +10,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def server_context(file):
-    """Write certificate and key to `file`, for clients to trust; return the context of a server that has them."""
+def server_context(file, *, since_days=-1, address="127.0.0.1"):
+    """
+    Write certificate and key to `file`, for clients to trust; return the context of a server that has them.
+
+    Args:
+        since_days: when the two days begin for which it is valid, from now on.
+        address: whose it is.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
     today = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(today - timedelta(days=1))
-        .not_valid_after(today + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .not_valid_before(today + timedelta(days=since_days))
+        .not_valid_after(today + timedelta(days=since_days + 2))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from trainer_agent.bundle import own_authorities
-from trainer_agent.errors import AgentError, FatalError
+from trainer_agent.errors import AgentError, FatalError, RetryError
 from trainer_agent.initializers import STALL_S, NoRangesError, TransientError
 from trainer_agent.initializers.proxies import proxy_of
 from trainer_agent.initializers.wire import (
@@ -40,6 +40,15 @@ if TYPE_CHECKING:
 BUNDLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 BUSY = frozenset({429, 503})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# What OpenSSL finds (x509_vfy.h), and what to do.
+NOT_YET_VALID, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
+TRUST_HINT = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
+NAME_HINT = "correct the address, or give the server a certificate with this name"
+TRUST_HINTS = {
+    EXPIRED: "renew the server's certificate; where other nodes take it, set the clock of this one (chrony, NTP)",
+    OTHER_NAME: NAME_HINT,
+    OTHER_ADDRESS: NAME_HINT,
+}
 # What the system's exceptions mean here: the first is the kernel's time-out of a socket, the second Python's.
 REASONS = {"BlockingIO": "ReadTimeout", "Timeout": "ReadTimeout", "gaierror": "NameResolution"}
 
@@ -347,8 +356,10 @@ def _of_system(url: str, error: Exception) -> AgentError:
 
     if not isinstance(error, ssl.SSLCertVerificationError):
         return _unreachable(url, error)
-    hint = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
-    return FatalError("certificate-refused", f"{shown(url)} has no trusted certificate", hint=hint)
+    message = f"{shown(url)} has no trusted certificate: {error.verify_message.rstrip('.')}"
+    if error.verify_code == NOT_YET_VALID:  # which no authority hands out, so it is the clock
+        return RetryError("clock-skewed", message, hint="set the clock of this node (chrony, NTP), which is behind")
+    return FatalError("certificate-refused", message, hint=TRUST_HINTS.get(error.verify_code, TRUST_HINT))
 
 
 def _no_address(url: str) -> FatalError:
