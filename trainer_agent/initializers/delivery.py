@@ -89,6 +89,11 @@ class Delivery:
         """The file system of the destination."""
         return Disk(self.order.hidden, host=self.host, lost=self.lost, later=self.order.flush == "later")
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether what is to come will lie in this container's memory."""
+        return bool(self.incoming) and self.disk.in_memory
+
     def survey(self) -> None:
         """
         List the source and look at the destination.

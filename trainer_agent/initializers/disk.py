@@ -36,8 +36,9 @@ THREADS = 8
 # Where syncfs does what fsync does (linux/magic.h): ext2 to ext4, XFS, Btrfs, overlay. Others may have servers of
 # their own that it does not reach.
 LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x794C7630})
-# Where a write that finds no room says nothing about earlier ones: these and tmpfs. NFS tells of earlier ones so.
-KEEPING = LOCAL | {0x01021994}
+MEMORY = frozenset({0x01021994, 0x858458F6})  # tmpfs and ramfs
+# Where a write that finds no room says nothing about earlier ones. NFS tells of earlier ones so.
+KEEPING = LOCAL | MEMORY
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 TOO_LARGE = NO_ROOM | {errno.EFBIG}
 # Since Linux 5.8 syncfs tells errors of writing (man 2 syncfs).
@@ -59,6 +60,7 @@ class Disk:
     Attributes:
         together: small files may be put on disk at once.
         later: nobody waits, and nobody learns what the disk refuses.
+        in_memory: it is made of this container's memory.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Disk:
         kind = kind_of(self._fd)
         self.together = _tells_errors() and kind in LOCAL
         self.later = later and kind in LOCAL
+        self.in_memory = kind in MEMORY
         self._keeps = kind in KEEPING
         self._waiting: list[Path] = []
         self._size = self._fresh = 0

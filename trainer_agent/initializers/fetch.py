@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import AgentError, FatalError, RetryError, exhausted
-from trainer_agent.initializers import HIDDEN, digests, hidden, names
+from trainer_agent.initializers import HIDDEN, digests, hidden, names, space
 from trainer_agent.initializers.delivery import PARTS, Delivery
 from trainer_agent.initializers.disk import NO_ROOM
 from trainer_agent.initializers.lock import NoClaim, claimed
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trainer_agent.host import Host
-    from trainer_agent.initializers.incoming import Incoming
     from trainer_agent.initializers.lock import Claim
     from trainer_agent.initializers.order import Order
 
@@ -36,7 +35,6 @@ MOST_STREAMS = 128
 # Amazon's S3 answers 5,500 requests a second and prefix, which three or four processes bring.
 MOST_PROCESSES = 8
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-DISK_MARGIN_BYTES = 16 << 20  # for the file system's own bookkeeping
 # Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB, another process up to 15 MB.
 BASE_BYTES, STREAM_BYTES, PROCESS_BYTES = 72 << 20, 1 << 20, 24 << 20
 M_ARENA_MAX = -8
@@ -93,10 +91,10 @@ def fetch(
         with summary.phase("claim"):
             deliveries = _claim_all(orders, stack, host=host, deadline=deadline)
         with summary.phase("list"):
-            _survey(deliveries)
+            _survey(deliveries, host)
         check = partial(_check, deliveries, meanwhile)
         with summary.phase("transfer"):
-            _transfer(deliveries, check, bounds=_within_limits(bounds, host), deadline=deadline, tell=tell)
+            _transfer(deliveries, check, bounds=_within_limits(bounds, host, deliveries), deadline=deadline, tell=tell)
         with summary.phase("publish"):
             check()
             _publish(deliveries)
@@ -122,14 +120,14 @@ def _forget(deliveries: Sequence[Delivery]) -> None:
         delivery.forget()
 
 
-def _survey(deliveries: Sequence[Delivery]) -> None:
+def _survey(deliveries: Sequence[Delivery], host: Host) -> None:
     # Loading what hashes takes as long as the first answer of a far server.
     with suppress(RuntimeError):  # no more threads
         threading.Thread(target=digests.load, name=LOADER, daemon=True).start()
     for delivery in deliveries:
         with _writing(delivery):
             delivery.survey()
-    _check_space(deliveries)
+    space.check(deliveries, host)
 
 
 def _check(deliveries: Sequence[Delivery], meanwhile: Callable[[], None]) -> None:
@@ -202,53 +200,20 @@ def _can_be_read(order: Order, error: OSError) -> bool:
     return refused and os.access(order.hidden, os.R_OK | os.X_OK)
 
 
-def _check_space(deliveries: Sequence[Delivery]) -> None:
-    """Refuse before the first byte what the file systems cannot hold."""
-    wanted: dict[int, tuple[Path, int, int]] = {}
-    for delivery in deliveries:
-        place = delivery.order.hidden
-        _, size, files = wanted.get(place.stat().st_dev, (place, 0, 0))
-        size += sum(_missing(f) for f in delivery.incoming)
-        wanted[place.stat().st_dev] = (delivery.order.destination, size, files + len(delivery.incoming))
-    for place, size, files in wanted.values():
-        stat = os.statvfs(place)
-        free = stat.f_bavail * stat.f_frsize
-        if stat.f_blocks and size and size + DISK_MARGIN_BYTES > free:  # some file systems have no numbers
-            hint = "give the volume more space"
-            message = f"{place} has {free:,} bytes free of {stat.f_blocks * stat.f_frsize:,}, and {size:,} are to come"
-            # An empty volume that is too small stays too small; a full one may be another on another node.
-            kind = FatalError if size > stat.f_blocks * stat.f_frsize else RetryError
-            raise kind("no-space", message, hint=hint)
-        if stat.f_files and files > stat.f_favail:
-            message = f"{place} has room for {stat.f_favail:,} more files, and {files:,} are to come"
-            raise RetryError("no-inodes", message, hint="use a file system with more inodes, or fewer and larger files")
-
-
-def _missing(file: Incoming) -> int:
-    """Return the bytes that a file still takes on disk."""
-    if file.saved is None:
-        return file.entry.size  # what there was of it has been removed
-    try:
-        there = file.part.stat().st_blocks * 512
-    except OSError:
-        there = 0
-    return max(0, file.entry.size - there)
-
-
 def _few_arenas() -> None:
     """Let the threads share two heaps of glibc; with one each, what they free is kept (measured: twice the memory)."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def _within_limits(bounds: Bounds, host: Host) -> Bounds:
+def _within_limits(bounds: Bounds, host: Host, deliveries: Sequence[Delivery]) -> Bounds:
     """Return the bounds with as many streams and processes as this container allows."""
     limits = read_limits(host)
-    left = limits.memory_left
     processes = min(bounds.processes, max(1, int(limits.cpus)))
     bounds = replace(bounds, processes=processes, cpus=limits.cpus)
-    if left is None:
+    if limits.memory_left is None:
         return bounds
+    left = limits.memory_left - space.in_memory(deliveries)
     streams = max(1, min(bounds.streams, (left - BASE_BYTES) // STREAM_BYTES))
     more = max(0, left - BASE_BYTES - streams * STREAM_BYTES) // PROCESS_BYTES
     return replace(bounds, streams=streams, processes=min(processes, 1 + more))
