@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from trainer_agent.cgroup import read_limits
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, Entry, OfflineError, hidden, names, patterns, record, stale
 from trainer_agent.initializers.checksums import unmatched
-from trainer_agent.initializers.disk import Disk
+from trainer_agent.initializers.disk import THREADS, Disk
 from trainer_agent.initializers.incoming import Incoming
 from trainer_agent.initializers.journal import NAME as JOURNAL
 from trainer_agent.initializers.journal import Journal, has_identity, part_name
 from trainer_agent.initializers.lock import LOCK
 from trainer_agent.initializers.record import Kept, Record
+from trainer_agent.initializers.threads import on_each
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
@@ -270,14 +271,18 @@ class Delivery:
         earlier = self.earlier
         if earlier is None:
             return frozenset()
-        there = [(p, k) for p, k in earlier.files.items() if p in self.entries]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            proved = pool.map(lambda pair: record.proved(self.order.destination / pair[0], pair[1]), there)
-            damaged = frozenset(path for (path, _), kept in zip(there, proved, strict=True) if kept is None)
+        damaged: set[str] = set()
+
+        def prove(path: str) -> None:
+            if record.proved(self.order.destination / path, earlier.files[path]) is None:
+                damaged.add(path)
+
+        threads = max(THREADS, int(read_limits(self.host).cpus))
+        on_each(prove, [path for path in earlier.files if path in self.entries], threads=threads)
         if damaged:
             first = ", ".join(sorted(damaged)[:3])
             get_logger().warning("files here are damaged or gone, fetching them again", files=len(damaged), first=first)
-        return damaged
+        return frozenset(damaged)
 
     def _plan(self, entry: Entry) -> None:
         """Decide how to get one file."""

@@ -16,9 +16,10 @@ import os
 import re
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from trainer_agent.initializers.threads import on_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -142,9 +143,8 @@ class Disk:
         if self.together and len(paths) >= MANY and self._is_calm():
             self._sync()
             paths = list(more)  # clean now; but only each for itself tells what failed before the disk was opened
-        with self._telling(), ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(fsync, paths):
-                pass
+        with self._telling():
+            on_each(fsync, paths, threads=THREADS)
         if self._error is not None:
             raise self._error
         self._waiting, self._size = [], 0

@@ -37,6 +37,8 @@ MOST_PROCESSES = 8
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Measured: the agent with its libraries takes 60 MB, a stream less than 1 MB, another process up to 15 MB.
 BASE_BYTES, STREAM_BYTES, PROCESS_BYTES = 72 << 20, 1 << 20, 24 << 20
+# Open files: our own with those of a library that is being loaded, and of a stream its connection and its part.
+BASE_FILES, STREAM_FILES = 40, 2
 M_ARENA_MAX = -8
 # What a file system says to a name that it cannot have.
 NO_NAME = frozenset({errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG})
@@ -210,7 +212,9 @@ def _within_limits(bounds: Bounds, host: Host, deliveries: Sequence[Delivery]) -
     """Return the bounds with as many streams and processes as this container allows."""
     limits = read_limits(host)
     processes = min(bounds.processes, max(1, int(limits.cpus)))
-    bounds = replace(bounds, processes=processes, cpus=limits.cpus)
+    files = host.rlimit("NOFILE")
+    streams = bounds.streams if files is None else max(1, min(bounds.streams, (files - BASE_FILES) // STREAM_FILES))
+    bounds = replace(bounds, processes=processes, cpus=limits.cpus, streams=streams)
     if limits.memory_left is None:
         return bounds
     left = limits.memory_left - space.in_memory(deliveries)
