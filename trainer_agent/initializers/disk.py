@@ -42,6 +42,8 @@ MEMORY = frozenset({0x01021994, 0x858458F6})  # tmpfs and ramfs
 KEEPING = LOCAL | MEMORY
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 TOO_LARGE = NO_ROOM | {errno.EFBIG}
+# To a call that a seccomp profile does not list.
+FORBIDDEN = frozenset({errno.EPERM, errno.ENOSYS})
 # Since Linux 5.8 syncfs tells errors of writing (man 2 syncfs).
 KERNEL = (5, 8)
 # Of other programs.
@@ -140,8 +142,7 @@ class Disk:
         if self._early:
             self._early.join()
         paths = [*self._waiting, *more]
-        if self.together and len(paths) >= MANY and self._is_calm():
-            self._sync()
+        if self.together and len(paths) >= MANY and self._is_calm() and self._sync():
             paths = list(more)  # clean now; but only each for itself tells what failed before the disk was opened
         with self._telling():
             on_each(fsync, paths, threads=THREADS)
@@ -176,12 +177,16 @@ class Disk:
             self.lost()
             raise
 
-    def _sync(self) -> None:
+    def _sync(self) -> bool:
+        """Put all on disk; return whether there is such a call."""
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.syncfs(self._fd) != 0:
-            error = ctypes.get_errno()
+        error = ctypes.get_errno() if libc.syncfs(self._fd) != 0 else 0
+        if error in FORBIDDEN:
+            return False
+        if error:
             self.lost()
             self._error = OSError(error, os.strerror(error))
+        return True
 
     def _is_calm(self) -> bool:
         """Return whether others have left little to write."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 LOCK = "lock"
 LEASE = "lease"
 RENEWER = "lease"  # the thread
-UNSUPPORTED = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+# The last is a seccomp profile's.
+UNSUPPORTED = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
 LOG_EVERY_S = 10.0
 # A lease has about 150 bytes; a longer one makes no sense.
 MOST_BYTES = 4096
