@@ -184,7 +184,7 @@ def test_what_the_disk_refuses_another_process_is_told_as_ever(destination, tmp_
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 
     log.then = limit
-    with pytest.raises(RetryError, match=f"cannot write to {destination}: File too large"):
+    with pytest.raises(FatalError, match=f"{destination} takes no files so large: File too large"):
         bring(SMALL, destination, log)
     assert {} == tree(destination)
 

@@ -9,7 +9,7 @@ import pytest
 from fetching import BLOCK, MIB, Faults, bring, tree
 from memory_source import Memory, Whole
 
-from trainer_agent.errors import RetryError
+from trainer_agent.errors import FatalError
 from trainer_agent.initializers import HIDDEN, TransientError
 from trainer_agent.initializers.fetch import Bounds
 
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_begin_anew_is_its_destinations_fault(tmp_path):
 
     source = Full({"f": BLOCK * 3}, hook=Faults(("f", MIB, TransientError("reset", "reset"))))
     try:
-        with pytest.raises(RetryError, match="File too large") as caught:
+        with pytest.raises(FatalError, match="File too large") as caught:
             bring(source, tmp_path, bounds=Bounds(timeout_s=10))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -240,9 +240,13 @@ def _disk_error(destination: Path, error: OSError, *, kept: bool = True) -> Agen
         return known
     path = error.filename2 or error.filename
     name = f" ({path})" if path else ""
-    if error.errno == errno.ENOTDIR and (file := _file_on_the_way(destination)):
-        hint = "remove it, or choose another OUTPUT_PATH"
-        return FatalError("destination-in-the-way", f"{file} is a file, and must be a directory", hint=hint)
+    if blocked := _blocked(destination, error):
+        return blocked
+    if error.errno == errno.EFBIG:  # by its file system (FAT) or by a limit of the container, as on every node
+        hint = "use a file system that takes larger files, or raise the container's limit (ulimit -f)"
+        return FatalError(
+            "destination-not-writable", f"{destination} takes no files so large: {error.strerror}", hint=hint
+        )
     if path and error.errno in NO_NAME and (refused := _refused_name(destination, Path(path), error)):
         return refused
     message = f"cannot write to {destination}: {error.strerror}{name}"
@@ -264,8 +268,18 @@ def _refused_name(destination: Path, path: Path, error: OSError) -> AgentError |
     return FatalError("destination-not-writable", message, hint="choose another OUTPUT_PATH")
 
 
-def _file_on_the_way(destination: Path) -> Path | None:
-    return next((path for path in (destination, *destination.parents) if path.is_file()), None)
+def _blocked(destination: Path, error: OSError) -> FatalError | None:
+    """Say what lies where a directory must be: a file, or a link to nothing; None for any other error."""
+    on_the_way = (destination, *destination.parents)
+    if error.errno == errno.ENOTDIR and (file := next(filter(Path.is_file, on_the_way), None)):
+        hint = "remove it, or choose another OUTPUT_PATH"
+        return FatalError("destination-in-the-way", f"{file} is a file, and must be a directory", hint=hint)
+    dangling = (place for place in on_the_way if place.is_symlink() and not place.exists())
+    if error.errno == errno.EEXIST and (link := next(dangling, None)):
+        hint = "mount what it leads to, or choose another OUTPUT_PATH"
+        message = f"{link} is a link to {link.readlink()}, which is not there"
+        return FatalError("destination-in-the-way", message, hint=hint)
+    return None
 
 
 def _who_may(destination: Path, refused: Path) -> str:
