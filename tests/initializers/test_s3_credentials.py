@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import os
 import threading
 
 import pytest
+from claiming import as_nobody
 from hostile_s3 import Fault, HostileS3
 from node_agent import NodeAgent
 
@@ -12,7 +14,8 @@ from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError
 from trainer_agent.initializers.http import HttpClient
 from trainer_agent.initializers.s3 import S3Source
-from trainer_agent.initializers.s3_credentials import Credentials, Keeper, choose
+from trainer_agent.initializers.s3_credentials import Credentials, Keeper, choose, read_token
+from trainer_agent.isolation import isolated
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 PAIR = {"ACCESS_KEY_ID": "AKIDFIXED", "SECRET_ACCESS_KEY": "fixed-secret"}
@@ -68,7 +71,10 @@ def test_nobody(environ):
         ({"ACCESS_KEY_ID": "A"}, "ACCESS_KEY_ID is set and SECRET_ACCESS_KEY is not"),
         ({"AWS_SECRET_ACCESS_KEY": "s3cret"}, "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID is not"),
         ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/x"}, "AWS_WEB_IDENTITY_TOKEN_FILE is set and AWS_ROLE_ARN is not"),
-        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/no", "ROLE_ARN": ROLE}, "AWS_WEB_IDENTITY_TOKEN_FILE=/no cannot be read"),
+        (
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/no", "ROLE_ARN": ROLE},
+            "AWS_WEB_IDENTITY_TOKEN_FILE=/no cannot be read: No such file or directory",
+        ),
         (
             {"ROLE_ARN": ROLE, "AWS_EC2_METADATA_DISABLED": "true"},
             f"ROLE_ARN={ROLE} is set, and there is nobody to take it",
@@ -81,6 +87,34 @@ def test_half_of_what_is_needed(environ, message):
         taken(environ)
 
     assert caught.value.message == message
+
+
+def test_a_token_that_this_user_may_not_read(tmp_path):
+    """As the service account's is in a pod without fsGroup whose containers run as different users."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o000)
+
+    def refused():
+        file = as_nobody(tmp_path) / "token"
+        with pytest.raises(FatalError) as caught:
+            read_token({"AWS_WEB_IDENTITY_TOKEN_FILE": str(file)}, "AWS_WEB_IDENTITY_TOKEN_FILE")
+        return caught.value.code, caught.value.message, caught.value.hint, os.geteuid()
+
+    *told, user = isolated(refused, timeout_s=20)
+
+    message = "AWS_WEB_IDENTITY_TOKEN_FILE=token cannot be read: Permission denied"
+    hint = f"let uid {user} read it: give the pod an fsGroup, or its containers the same runAsUser"
+    assert ["token-unreadable", message, hint] == told
+
+
+def test_a_token_that_is_no_text(tmp_path):
+    """What is in it is not shown."""
+    (tmp_path / "token").write_bytes(b"s3cret\xff")
+    with pytest.raises(FatalError) as caught:
+        read_token({"NAME": str(tmp_path / "token")}, "NAME")
+
+    assert f"NAME={tmp_path}/token cannot be read: it holds what is no text" == caught.value.message
 
 
 @pytest.mark.parametrize("secret", ["with\nbreak", "smart\u201cquotes"])

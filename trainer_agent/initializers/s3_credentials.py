@@ -14,6 +14,7 @@ none of them                            the instance's role, else nobody
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -206,6 +207,11 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() if text else math.inf
 
 
+def unread(error: Exception) -> str:
+    """Say why a file cannot be read, without what is in it."""
+    return (error.strerror or "") if isinstance(error, OSError) else "it holds what is no text"
+
+
 def read_token(environ: Mapping[str, str], name: str) -> str:
     """
     Return what the file that variable `name` points to holds; it is read each time, since it is replaced under way.
@@ -218,4 +224,6 @@ def read_token(environ: Mapping[str, str], name: str) -> str:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         hint = "check the pod's service account and its projected volume"
-        raise FatalError("token-unreadable", f"{name}={path} cannot be read", hint=hint) from error
+        if isinstance(error, PermissionError):
+            hint = f"let uid {os.geteuid()} read it: give the pod an fsGroup, or its containers the same runAsUser"
+        raise FatalError("token-unreadable", f"{name}={path} cannot be read: {unread(error)}", hint=hint) from error
