@@ -2,7 +2,10 @@
 
 import codecs
 import ctypes
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,27 @@ def test_one_of_the_same_group_goes_on_where_the_umask_lets_it(tmp_path, umask, 
 
     published = (tmp_path / "sub" / "f").stat()
     assert ("", True, 1000, mode) == (code, rest < len(BIG), published.st_uid, published.st_mode & 0o7777)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up root's rights")
+def test_a_root_without_rights_is_told_as_such(tmp_path):
+    """As in a container that drops all capabilities; an owner of 0:0 would be no explanation on NFS."""
+    destination = tmp_path / "destination"
+    destination.mkdir(0o755)
+    os.chown(destination, 1000, 1000)
+    (tmp_path / "source").write_text("alpha")
+    rightless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-m", "trainer_agent"]
+
+    done = subprocess.run(
+        [*rightless, "init", "dataset"],
+        env={**os.environ, "STORAGE_URI": f"file://{tmp_path}/source", "OUTPUT_PATH": str(destination)},
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+
+    last = json.loads(done.stderr.splitlines()[-1])
+    hint = "(root has no further rights there: root_squash of NFS, or no CAP_DAC_OVERRIDE)"
+    assert (30, "destination-not-writable") == (done.returncode, last["code"])
+    assert last["hint"].endswith(f" {hint}; {destination} is of 1000:1000, mode 0755")

@@ -286,6 +286,8 @@ def _who_may(destination: Path, refused: Path) -> str:
     """Say for whom what has to be writable: the volume, or what another user has left there."""
     groups = ", ".join(str(group) for group in sorted({os.getegid(), *os.getgroups()}))
     who = f"writable for uid {os.geteuid()}, groups {groups}"
+    if os.geteuid() == 0:
+        who += " (root has no further rights there: root_squash of NFS, or no CAP_DAC_OVERRIDE)"
     below = [path for path in (refused, *refused.parents) if destination in path.parents]
     left = next((path for path in below if os.path.lexists(path) and not os.access(path, os.W_OK)), None)
     if left is None:
