@@ -28,7 +28,7 @@ UNASKED = "crc64nvme"
 SYNC_FILE_RANGE_WRITE = 2
 # Measured: 2 GiB whose disk is told this often to begin need 0.04 s at the end, others 0.7 s; for small files each
 # such request costs more than it saves (2,000 of 256 KiB took twice as long).
-WRITE_BACK_BYTES = 8 << 20
+WRITE_BACK_BYTES = 4 << 20
 PREALLOCATE_BYTES = 4 << 20
 # What a stream with nothing else to do takes from another: a smaller half is not worth a connection, in which a few MB
 # are on their way.
