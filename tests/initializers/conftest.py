@@ -60,6 +60,13 @@ def directory(tmp_path):
 
 
 @pytest.fixture
+def ours(directory):
+    """Return the same with the place of unfinished files."""
+    (directory / "parts").mkdir()
+    return directory
+
+
+@pytest.fixture
 def server():
     """Return a server with one object of 1 KiB at `d/f`."""
     with HostileS3({"d/f": BODY}) as running:

@@ -21,14 +21,6 @@ FILES = {"a": b"alpha", "deep/b": b"beta"}
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 1 << 18  # linux/sched.h, linux/mount.h
 
 
-@pytest.fixture
-def ours(tmp_path):
-    """Return the directory of our own in a destination."""
-    directory = tmp_path / "destination" / HIDDEN
-    (directory / "parts").mkdir(parents=True)
-    return directory
-
-
 def test_what_another_user_has_left_is_told_as_such(ours):
     """As root did in an earlier run: the volume itself may be written, so that it is not to blame."""
     ours.parent.chmod(0o777)

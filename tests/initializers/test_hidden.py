@@ -32,14 +32,6 @@ def elsewhere(tmp_path):
     return make_elsewhere(tmp_path / "elsewhere")
 
 
-@pytest.fixture
-def ours(tmp_path):
-    """Return the directory of our own in a destination."""
-    directory = tmp_path / "destination" / HIDDEN
-    (directory / "parts").mkdir(parents=True)
-    return directory
-
-
 def refused(destination):
     """Return code, message and hint of what a fetch refuses."""
     with pytest.raises(FatalError) as caught:

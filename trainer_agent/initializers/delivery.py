@@ -24,7 +24,6 @@ from trainer_agent.initializers.journal import NAME as JOURNAL
 from trainer_agent.initializers.journal import Journal, has_identity, part_name
 from trainer_agent.initializers.lock import LOCK
 from trainer_agent.initializers.record import Kept, Record
-from trainer_agent.initializers.threads import on_each
 from trainer_agent.log import get_logger
 
 if TYPE_CHECKING:
@@ -268,21 +267,14 @@ class Delivery:
 
     def _damaged(self) -> frozenset[str]:
         """Hash what is there; return the names of what no longer is what was fetched."""
-        earlier = self.earlier
-        if earlier is None:
-            return frozenset()
-        damaged: set[str] = set()
-
-        def prove(path: str) -> None:
-            if record.proved(self.order.destination / path, earlier.files[path]) is None:
-                damaged.add(path)
-
+        files = self.earlier.files if self.earlier else {}
+        wanted = {path: kept for path, kept in files.items() if path in self.entries}
         threads = max(THREADS, int(read_limits(self.host).cpus))
-        on_each(prove, [path for path in earlier.files if path in self.entries], threads=threads)
+        damaged = record.damaged(self.order.destination, wanted, threads=threads)
         if damaged:
             first = ", ".join(sorted(damaged)[:3])
             get_logger().warning("files here are damaged or gone, fetching them again", files=len(damaged), first=first)
-        return frozenset(damaged)
+        return damaged
 
     def _plan(self, entry: Entry) -> None:
         """Decide how to get one file."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_agent.initializers import digests, names
 from trainer_agent.initializers.disk import fsync
 from trainer_agent.initializers.hidden import SAFELY, open_plain
+from trainer_agent.initializers.threads import on_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +102,18 @@ def proved(path: Path, kept: Kept) -> Kept | None:
     except (OSError, ValueError):  # or the record names a kind of checksum that there is not
         return None
     return Kept(kept.size, kept.version, kept.checksum, found.st_mtime_ns) if actual == kept.checksum else None
+
+
+def damaged(directory: Path, files: Mapping[str, Kept], *, threads: int) -> frozenset[str]:
+    """Hash what lies in `directory`; return the names of what no longer is what was kept."""
+    found: set[str] = set()
+
+    def prove(name: str) -> None:
+        if proved(directory / name, files[name]) is None:
+            found.add(name)
+
+    on_each(prove, files, threads=threads)
+    return frozenset(found)
 
 
 def write(directory: Path, record: Record) -> None:
