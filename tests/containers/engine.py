@@ -15,12 +15,15 @@ STATE = ROOT / "build" / "containers"
 SDK = STATE / "sdk"
 TOOLS = ("podman", "buildah", "runc", "debootstrap")
 PREFIX = "localhost/trainer-agent-test"
-# crun and raised limits are refused inside some containers, which CI machines may be.
+# crun and raised limits are refused inside some containers, which CI machines may be. Networks of Pods are written as
+# CNI's are, which podman takes for none where it finds netavark.
 SETTINGS = """\
 [containers]
 default_ulimits = ["nofile=1024:1024","nproc=1000:1000"]
 [engine]
 runtime = "runc"
+[network]
+network_backend = "cni"
 """
 RUN_S = 90.0
 
