@@ -200,15 +200,15 @@ def _check_directories(parent: Path, below: Sequence[str], gone: Collection[Path
         if stat.S_ISLNK(mode):
             raise _in_the_way(parent, f"is a link to {parent.readlink()}, which is not followed")
         if not mode:
-            refuse_unwritable(parent.parent)
+            _refuse_unwritable(parent.parent)
             return False
         if not stat.S_ISDIR(mode):
             raise _in_the_way(parent, "is a file, and the source has a directory of that name")
-    refuse_unwritable(parent)
+    _refuse_unwritable(parent)
     return True
 
 
-def refuse_unwritable(directory: Path) -> None:
+def _refuse_unwritable(directory: Path) -> None:
     """Raise what the kernel would say to a new file there."""
     if not os.access(directory, os.W_OK | os.X_OK):
         code = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES

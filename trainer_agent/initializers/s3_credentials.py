@@ -207,7 +207,7 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() if text else math.inf
 
 
-def unread(error: Exception) -> str:
+def _unread(error: Exception) -> str:
     """Say why a file cannot be read, without what is in it."""
     return (error.strerror or "") if isinstance(error, OSError) else "it holds what is no text"
 
@@ -226,4 +226,4 @@ def read_token(environ: Mapping[str, str], name: str) -> str:
         hint = "check the pod's service account and its projected volume"
         if isinstance(error, PermissionError):
             hint = f"let uid {os.geteuid()} read it: give the pod an fsGroup, or its containers the same runAsUser"
-        raise FatalError("token-unreadable", f"{name}={path} cannot be read: {unread(error)}", hint=hint) from error
+        raise FatalError("token-unreadable", f"{name}={path} cannot be read: {_unread(error)}", hint=hint) from error
