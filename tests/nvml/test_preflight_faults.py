@@ -16,6 +16,8 @@ pytestmark = pytest.mark.lab
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 GPU_CHECKS = "gpu-count,gpu-health,gpu-memory,gpu-link,gpu-clocks"
+# How long links that are down may still come up.
+SOON = {"TRAINER_AGENT_GPU_THRESHOLDS": '{"fabric_s": 2}'}
 # GPU by GPU; what shows in messages of different lengths.
 EIGHT = (
     "sram-uncorrected",
@@ -54,7 +56,7 @@ def eight_faults():
 
 def test_eight_gpus_with_eight_faults_are_all_named(preflight):
     """In 4,096 bytes, each with its UUID, its finding and what was wanted; what is missing are hints."""
-    code, report, log = preflight(eight_faults(), "--checks", GPU_CHECKS)
+    code, report, log = preflight(eight_faults(), "--checks", GPU_CHECKS, **SOON)
     message = json.loads(log)
 
     assert (20, "retry", "reschedule") == (code, message["verdict"], message["action"])
@@ -72,7 +74,7 @@ def test_eight_gpus_with_eight_faults_are_all_named(preflight):
 def test_two_faults_of_one_gpu_are_one_suspect(preflight):
     """Beside its node, with both reasons; the finding has all its names."""
     faulty = FAULTS["link-down"](FAULTS["remap-failed"](h100_sxm(), 5), 5)
-    _, report, _ = preflight(faulty, "--checks", GPU_CHECKS)
+    _, report, _ = preflight(faulty, "--checks", GPU_CHECKS, **SOON)
 
     node, gpu = report["suspects"]
     reason = "GPU 5: a row of memory could not be remapped, wanted no such failure; 17 NVLinks are active, wanted 18"
