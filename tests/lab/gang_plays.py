@@ -96,9 +96,7 @@ def absent(play: Play, rank: int) -> None:
     """One is never started."""
     play.wanted, play.but = [{rank}], {rank}
     alone = rank == 0 or play.nodes == 2  # nobody meets anybody, so that nobody can be late
-    play.start(
-        ranks=[other for other in range(play.nodes) if other != rank], timeout_s=GANG_TIMEOUT_S if alone else 0
-    )
+    play.start(ranks=[other for other in range(play.nodes) if other != rank], timeout_s=GANG_TIMEOUT_S if alone else 0)
     play.happens()
 
 
