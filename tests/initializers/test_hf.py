@@ -132,7 +132,7 @@ def test_mirror_may_lie_below_a_path(contents, redirects):
     ],
 )
 @pytest.mark.parametrize("kind", ["dataset", "model"])
-@pytest.mark.parametrize("refused", [0, 400, 404, 405])
+@pytest.mark.parametrize("refused", [0, 400, 404, 405, 501])
 def test_path_is_a_directory_or_a_file(hub, source, kind, path, refused):
     """
     A dataset's files keep the repository's paths; a model's are relative; a beginning of a name is neither.
@@ -147,6 +147,7 @@ def test_path_is_a_directory_or_a_file(hub, source, kind, path, refused):
     found = {e.key: e.path for e in source(rest, kind=kind).entries()}
 
     assert found == (in_model if kind == "model" else {key: key for key in in_model})
+    assert len(hub.requests("/paths-info/")) == 1
 
 
 @pytest.mark.parametrize("refused", [0, 400])

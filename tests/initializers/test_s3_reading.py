@@ -137,6 +137,7 @@ def test_a_busy_server_says_how_long(server):
         (Fault(400, "ExpiredToken"), FatalError, "credentials-expired"),
         (Fault(400, "RequestTimeout"), TransientError, "source-unavailable"),
         (Fault(500, body=b"<html>oops"), TransientError, "source-unavailable"),
+        (Fault(501, "NotImplemented"), FatalError, "source-refused"),
         (Fault(404, "NoSuchBucket"), FatalError, "source-not-found"),
     ],
     ids=lambda value: getattr(value, "code", None) or getattr(value, "__name__", None),

@@ -137,6 +137,8 @@ def test_sts_checks_our_signature(s3, right):
         (Fault(400, "ExpiredTokenException"), TransientError, "source-unavailable"),
         (Fault(400, "InvalidIdentityToken"), TransientError, "source-unavailable"),
         (Fault(503), TransientError, "source-unavailable"),
+        (Fault(520), TransientError, "source-unavailable"),
+        (Fault(501), FatalError, "role-refused"),
         (Fault(200, body=b"<x>secret</x>"), TransientError, "role-unavailable"),
         (Fault(400, "ValidationError"), FatalError, "role-refused"),
         (Fault(403, body=b"not XML"), FatalError, "role-refused"),

@@ -18,7 +18,7 @@ from trainer_agent import __version__
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import ChangedError, TransientError, hf_token
 from trainer_agent.initializers.hf_uri import NAME
-from trainer_agent.initializers.http import TRANSIENT, HttpClient, raise_transient, retry_after, shown
+from trainer_agent.initializers.http import HttpClient, may_pass, raise_transient, retry_after, shown
 from trainer_agent.initializers.retry import persist
 from trainer_agent.log import get_logger
 
@@ -155,7 +155,7 @@ class HubApi:
     def refuse(self, url: str, status: int, headers: Mapping[str, str]) -> NoReturn:
         """Raise what an answer that brings nothing means."""
         code = headers.get("X-Error-Code", "")
-        if status in TRANSIENT or status >= 500:
+        if may_pass(status):
             _raise_busy(url, status, headers)
         if status == 416:
             raise ChangedError("source-changed", f"{shown(url)} has fewer bytes than were listed")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BUNDLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 BUSY = frozenset({429, 503})
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+PASSING = frozenset({408, 425, 429})
 # What OpenSSL finds (x509_vfy.h), and what to do.
 NOT_YET_VALID, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
 TRUST_HINT = "give the authority in SSL_CERT_FILE, that of an S3 server in AWS_CA_BUNDLE, or correct the address"
@@ -248,6 +248,11 @@ def demand_range(answer: Stream, key: str, start: int, stop: int) -> str:
         asked = f"bytes {start}-{stop - 1}"
         raise TransientError("source-garbled", f"{key}: asked for {asked}, the server sends {sent!r}")
     return found[3]
+
+
+def may_pass(status: int) -> bool:
+    """Return whether the same question may be answered later: not where the server does not know how to (501)."""
+    return status in PASSING or (status >= 500 and status != 501)
 
 
 def raise_transient(url: str, status: int, headers: Mapping[str, str], *, detail: str = "") -> NoReturn:

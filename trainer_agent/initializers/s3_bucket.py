@@ -13,7 +13,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from trainer_agent.env import redact
 from trainer_agent.errors import FatalError, RetryError
 from trainer_agent.initializers import STALL_S, ChangedError, TransientError, s3_xml
-from trainer_agent.initializers.http import TRANSIENT, HttpClient, Response, raise_transient, shown
+from trainer_agent.initializers.http import HttpClient, Response, may_pass, raise_transient, shown
 from trainer_agent.initializers.s3_credentials import DOMAINS, YES, Credentials, Keeper, choose, domain_of, first
 from trainer_agent.initializers.sigv4 import quoted, sign
 from trainer_agent.initializers.wire import origin_of
@@ -241,7 +241,7 @@ class Bucket:
             raise FatalError("source-not-found", f"{what} does not exist at {self.service}: {code or 404}", hint=hint)
         if code == "RequestTimeTooSkewed":
             raise _clock(what, headers)
-        if status in TRANSIENT or status >= 500 or code == "RequestTimeout":
+        if may_pass(status) or code == "RequestTimeout":
             raise_transient(answer.url, status, headers, detail=code)
         if code == "InvalidObjectState":
             hint = "restore it first, or add it to IGNORE_PATTERNS"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from trainer_agent.env import SHORTEST_SECRET, redact
 from trainer_agent.errors import FatalError
 from trainer_agent.initializers import TransientError, s3_xml
-from trainer_agent.initializers.http import TRANSIENT, raise_transient
+from trainer_agent.initializers.http import may_pass, raise_transient
 from trainer_agent.initializers.s3_credentials import Credentials, domain_of, first, moment, read_token
 from trainer_agent.initializers.sigv4 import sign
 
@@ -85,7 +85,7 @@ def _call(
 def _refuse(url: str, answer: Response, *, fields: Mapping[str, str], base: Credentials | None) -> NoReturn:
     said = s3_xml.texts(answer.data, ("Code", "Message"))
     code = said.get("Code", "")
-    if answer.status in TRANSIENT or code in PASSING:
+    if may_pass(answer.status) or code in PASSING:
         raise_transient(url, answer.status, answer.headers, detail=code)
     who, secrets = "AWS_WEB_IDENTITY_TOKEN_FILE", [fields.get("WebIdentityToken", "")]
     if base:
