@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Most tests wait for something: on two cores four at a time take a fifth less time than three; five keep both cores busy
+# Most tests wait for something: on two cores four at a time take a seventh less time than three; five keep both cores busy
 # all the time, for little more.
 WORKERS ?= 4
 
