@@ -28,14 +28,14 @@ def test_a_log_that_cannot_be_written(code):
 
 def test_sigterm_is_forwarded_though_nobody_reads_the_log(tmp_path):
     """The checkpoint is what counts."""
-    script = "import signal, sys; signal.signal(15, lambda *_: (open(sys.argv[1], 'x'), sys.exit())); "
+    script = "import signal, sys, time; signal.signal(15, lambda *_: (open(sys.argv[1], 'x'), sys.exit())); "
     words = [
         *AGENT,
         "launch",
         "--supervise",
         "--",
         "-c",
-        f"{script}print(flush=True); signal.pause()",
+        f"{script}print(flush=True); [time.sleep(0.1) for _ in iter(int, 1)]",
         str(tmp_path / "c"),
     ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
@@ -49,8 +49,8 @@ def test_sigterm_is_forwarded_though_nobody_reads_the_log(tmp_path):
 @pytest.mark.parametrize("mode", ["--exec", "--supervise"])
 def test_nohup(tmp_path, mode):
     """What is to go on when the terminal is closed goes on, whoever is asked to look after it."""
-    script = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); print(flush=True); "
-    script += "[signal.pause() for _ in 'ab']"
+    script = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); print(flush=True); "
+    script += "[time.sleep(0.1) for _ in iter(int, 1)]"
     words = ["nohup", *AGENT, "launch", mode, "--", "-c", script]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as agent:
         agent.stdout.readline()

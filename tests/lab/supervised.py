@@ -32,7 +32,8 @@ ended = supervise(argv, os.environ, grace_s=float(grace), feed=feed, companion=C
 READY = "import os, signal, subprocess, sys, threading; say = lambda: (print('ready', flush=True)); "
 GRACEFUL = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-WAIT = "say(); threading.Event().wait()"
+# In short steps: Python runs no handler before the end of a call that the signal came just before.
+WAIT = "say(); [threading.Event().wait(0.1) for _ in iter(int, 1)]"
 
 
 def start(code, *, grace=10.0, feed="none", companion=None, shell="", script="", prefix=(), stderr=subprocess.PIPE):

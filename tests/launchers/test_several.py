@@ -28,7 +28,9 @@ sys.exit(several(argv, os.environ, {"N": ["0", "1"]}, grace_s=float(sys.argv[1])
 SHELL = ("bash", "-c", '"$@"; exit $?', "bash")
 BEGIN = "import os, signal, subprocess, sys, time; n = os.environ['N']; "
 TELL = "os.write(1, f'{n} {os.getpid()}\\n'.encode()); "
-WAIT = TELL + "time.sleep(60)"
+# In short steps: Python runs no handler before the end of a call that the signal came just before.
+STAY = "[time.sleep(0.1) for _ in range(600)]"
+WAIT = TELL + STAY
 SAVE = "signal.signal(15, lambda *_: (time.sleep(1), os.write(1, f'{n} saved\\n'.encode()), os._exit(0))); "
 STUBBORN = "signal.signal(15, signal.SIG_IGN); "
 # The other one is ready when it has told so, and a file says that to the one that fails.
@@ -105,7 +107,7 @@ def test_the_words():
 )
 def test_one_fails(end, code, how):
     """The others are ended, and the exit code is that of the one that failed, not of what we did to the others."""
-    with started(TELL + FAIL_LATE.format(end) + "time.sleep(60)") as (driver, pids):
+    with started(TELL + FAIL_LATE.format(end) + STAY) as (driver, pids):
         driver.stdin.write("now\n")
         driver.stdin.flush()
         expected = ["one process failed, ending the others", f"the process with N=1 {how}"]
@@ -116,7 +118,7 @@ def test_one_fails(end, code, how):
 def test_the_last_words_are_those_of_the_first_that_failed():
     """Whoever loses it says so a moment later, as in a collective; each line of theirs is passed on, too."""
     lost = "signal.signal(15, lambda *_: sys.exit('a peer is gone')); "
-    with started(lost + TELL + FAIL_LATE.format("sys.exit('the label has NaN')") + "time.sleep(60)") as (driver, _):
+    with started(lost + TELL + FAIL_LATE.format("sys.exit('the label has NaN')") + STAY) as (driver, _):
         _, err = driver.communicate("now\n", timeout=60)
 
     assert ["a peer is gone", "the label has NaN", "the label has NaN"] == sorted(
@@ -144,7 +146,7 @@ def test_whoever_raised_first_is_the_cause(tmp_path):
 def test_a_code_of_its_own_is_that_of_whoever_chose_it():
     """Another one may have told of an error that it got over."""
     over = "n == '0' and os.write(2, b'Traceback (most recent call last):\\nok\\n'); "
-    with started(over + TELL + FAIL_LATE.format("os._exit(42)") + "time.sleep(60)") as (driver, _):
+    with started(over + TELL + FAIL_LATE.format("os._exit(42)") + STAY) as (driver, _):
         driver.communicate("now\n", timeout=60)
 
     assert 42 == driver.returncode
@@ -152,7 +154,7 @@ def test_a_code_of_its_own_is_that_of_whoever_chose_it():
 
 def test_one_fails_and_another_does_not_listen():
     """It is killed after the grace."""
-    with started(STUBBORN + TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)", grace=0.3) as (driver, pids):
+    with started(STUBBORN + TELL + FAIL_LATE.format("os._exit(3)") + STAY, grace=0.3) as (driver, pids):
         began = time.monotonic()
         driver.stdin.write("now\n")
         driver.stdin.flush()
@@ -163,7 +165,7 @@ def test_one_fails_and_another_does_not_listen():
 
 def test_one_fails_and_another_saves_its_state():
     """SIGTERM comes first, and the grace is its own."""
-    with started(SAVE + TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)") as (driver, _):
+    with started(SAVE + TELL + FAIL_LATE.format("os._exit(3)") + STAY) as (driver, _):
         driver.stdin.write("now\n")
         driver.stdin.flush()
         assert (3, ["0 saved"]) == finish(driver)[:2]
@@ -222,7 +224,7 @@ def test_one_fails_and_what_is_left_is_of_another_user():
     """It is not waited for after the grace."""
     script = 'setpriv --reuid 4242 --clear-groups sleep 30 >&- 2>&- & "$@"; exit $?'
     powerless = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
-    code = TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)"
+    code = TELL + FAIL_LATE.format("os._exit(3)") + STAY
     with started(code, below=("bash", "-c", script, "bash"), prefix=powerless, grace=0.3) as (driver, _):
         began = time.monotonic()
         driver.stdin.write("now\n")
@@ -233,7 +235,7 @@ def test_one_fails_and_what_is_left_is_of_another_user():
 
 def test_one_fails_and_what_another_shell_waits_for_saves_its_state():
     """Its shell has ended long before, as soon as it was told."""
-    with started(SAVE + TELL + FAIL_LATE.format("os._exit(3)") + "time.sleep(60)", below=SHELL) as (driver, _):
+    with started(SAVE + TELL + FAIL_LATE.format("os._exit(3)") + STAY, below=SHELL) as (driver, _):
         driver.stdin.write("now\n")
         driver.stdin.flush()
         assert (3, ["0 saved"]) == finish(driver)[:2]

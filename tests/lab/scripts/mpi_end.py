@@ -31,4 +31,5 @@ if rank == chosen:
     if how == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(int(how))
-time.sleep(60)
+for _ in range(600):
+    time.sleep(0.1)  # Python runs no handler before the end of a call that the signal came just before
