@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from supervised import STAY
 
 from trainer_agent.commands.launch import find_torchrun, start
 from trainer_agent.commands.launch_options import LaunchOptions
@@ -245,7 +246,7 @@ def test_supervise_stops_in_time(tmp_path):
     """SIGTERM reaches the command, and the exit code is that of the signal although the command said 1."""
     log = tmp_path / "termination-log"
     script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(1)); print(flush=True); "
-    script += "[time.sleep(0.1) for _ in iter(int, 1)]"
+    script += STAY
     words = [*AGENT, "launch", "--supervise", "--termination-log", str(log), "--", "-c", script]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, env={"PATH": "/bin", "HOSTNAME": "pod-1"}, **pipes) as agent:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from supervised import STAY
 
 pytestmark = pytest.mark.lab
 
@@ -35,7 +36,7 @@ def test_sigterm_is_forwarded_though_nobody_reads_the_log(tmp_path):
         "--supervise",
         "--",
         "-c",
-        f"{script}print(flush=True); [time.sleep(0.1) for _ in iter(int, 1)]",
+        f"{script}print(flush=True); {STAY}",
         str(tmp_path / "c"),
     ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
@@ -50,7 +51,7 @@ def test_sigterm_is_forwarded_though_nobody_reads_the_log(tmp_path):
 def test_nohup(tmp_path, mode):
     """What is to go on when the terminal is closed goes on, whoever is asked to look after it."""
     script = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); print(flush=True); "
-    script += "[time.sleep(0.1) for _ in iter(int, 1)]"
+    script += STAY
     words = ["nohup", *AGENT, "launch", mode, "--", "-c", script]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as agent:
         agent.stdout.readline()

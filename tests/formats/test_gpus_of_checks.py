@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from nvml_faults import FAULTS
+from nvml_faults import FAULTS, SOON
 from nvml_machines import h100_sxm
 
 from trainer_agent.formats.gpus import grid
@@ -17,8 +17,7 @@ def test_faults_stand_where_they_are(nvml_standin):
     """Eight rows though only two GPUs are named; the finding of each stands in its own row and column."""
     faulty = FAULTS["link-down"](FAULTS["remap-failed"](h100_sxm(), 5), 2)
     argv = [sys.executable, "-m", "trainer_agent", "preflight", "--checks", "gpu-count,gpu-health,gpu-link"]
-    soon = {"TRAINER_AGENT_GPU_THRESHOLDS": '{"fabric_s": 2}'}  # how long links that are down may still come up
-    environ = {**os.environ, **nvml_standin.environ(faulty), **soon}
+    environ = {**os.environ, **nvml_standin.environ(faulty), **SOON}
 
     done = subprocess.run([*argv, "--output", "json"], env=environ, capture_output=True, timeout=60, check=False)
 

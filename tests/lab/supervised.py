@@ -33,6 +33,7 @@ READY = "import os, signal, subprocess, sys, threading; say = lambda: (print('re
 GRACEFUL = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 # In short steps: Python runs no handler before the end of a call that the signal came just before.
+STAY = "[time.sleep(0.1) for _ in range(600)]"
 WAIT = "say(); [threading.Event().wait(0.1) for _ in iter(int, 1)]"
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from marked import gone
+from supervised import STAY
 
 from trainer_agent.launchers import several
 
@@ -28,8 +29,6 @@ sys.exit(several(argv, os.environ, {"N": ["0", "1"]}, grace_s=float(sys.argv[1])
 SHELL = ("bash", "-c", '"$@"; exit $?', "bash")
 BEGIN = "import os, signal, subprocess, sys, time; n = os.environ['N']; "
 TELL = "os.write(1, f'{n} {os.getpid()}\\n'.encode()); "
-# In short steps: Python runs no handler before the end of a call that the signal came just before.
-STAY = "[time.sleep(0.1) for _ in range(600)]"
 WAIT = TELL + STAY
 SAVE = "signal.signal(15, lambda *_: (time.sleep(1), os.write(1, f'{n} saved\\n'.encode()), os._exit(0))); "
 STUBBORN = "signal.signal(15, signal.SIG_IGN); "

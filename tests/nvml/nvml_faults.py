@@ -233,6 +233,8 @@ def other_vbios(made: Scenario, gpu: int) -> Scenario:
     return made.says("nvmlDeviceGetVbiosVersion", "96.00.74.00.01", gpu=gpu)
 
 
+# How long links that are down may still come up.
+SOON = {"TRAINER_AGENT_GPU_THRESHOLDS": '{"fabric_s": 2}'}
 FAULTS: dict[str, Callable[[Scenario, int], Scenario]] = {
     "not-loaded": not_loaded,
     "driver-mismatch": driver_mismatch,

@@ -9,15 +9,13 @@ from pathlib import Path
 import jsonschema
 import pynvml
 import pytest
-from nvml_faults import FAULTS
+from nvml_faults import FAULTS, SOON
 from nvml_machines import bus_id, h100_sxm, uuid
 
 pytestmark = pytest.mark.lab
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 GPU_CHECKS = "gpu-count,gpu-health,gpu-memory,gpu-link,gpu-clocks"
-# How long links that are down may still come up.
-SOON = {"TRAINER_AGENT_GPU_THRESHOLDS": '{"fabric_s": 2}'}
 # GPU by GPU; what shows in messages of different lengths.
 EIGHT = (
     "sram-uncorrected",
